@@ -1,0 +1,1 @@
+"""The built-in engine: continuous batching over unmodified transformers models."""

@@ -1,0 +1,303 @@
+"""The built-in engine as a backend: tokenize, submit, text out. No torch: the model is in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from backends.base import BackendContext, ProcessSpec
+from backends.errors import ConfigError, Unavailable
+from backends.hf.answer import Answer
+from backends.hf.client import Client, EngineClient
+from backends.hf.messages import Stats, Submit, Welcome
+from backends.hf.options import HFOptions
+from backends.hf.prompts import Work, prepare
+from backends.hf.tokenizer import ModelTokenizer
+from backends.types import (
+    BackendHealth,
+    Chunk,
+    GenerateRequest,
+    Metric,
+    ModelCard,
+    TokenizeRequest,
+    Tokens,
+)
+
+log = logging.getLogger("laneway.hf")
+T = TypeVar("T")
+
+LONG_TEXT_CHARS = 1 << 16  # about a quarter of a second to encode: such texts queue behind each other only
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 30.0
+EXTRA = ("torch", "transformers", "huggingface_hub")  # what the first import of the engine's parts would miss
+MAX_SOCKET_PATH_BYTES = 103  # the least that a system allows (macOS), its closing zero left out
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length", "max_seq_len")
+
+
+class HFBackend:
+    """The backend of type `hf`: one model, whose engine schedules its own queue."""
+
+    Options = HFOptions
+
+    def __init__(
+        self,
+        options: HFOptions,
+        client: Client,
+        load_tokenizer: Callable[[], ModelTokenizer],
+        folder: Callable[[], Path],
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._load_tokenizer = load_tokenizer
+        self._folder = folder
+        self._created = int(time.time())
+        self._tokenizer: ModelTokenizer | None = None
+        self._max_model_len: int | None = options.max_model_len
+        self._detail = "not started"
+        self._loading: asyncio.Task[None] | None = None
+        # Long texts have a thread of their own, so that no short one waits behind them.
+        self._short = ThreadPoolExecutor(2, thread_name_prefix="laneway-tokenize")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="laneway-tokenize-long")
+
+    @classmethod
+    def create(cls, options: HFOptions, context: BackendContext) -> Self:
+        """Build it over the socket that `process` will listen on. Raises `ConfigError` for a path too long for one."""
+        from backends.hf import loader
+
+        def folder() -> Path:
+            return loader.tokenizer_dir(options)
+
+        def load() -> ModelTokenizer:
+            return ModelTokenizer.load(folder(), options.trust_remote_code)
+
+        return cls(options, EngineClient(socket_path(context), heartbeat_path(context)), load, folder)
+
+    @classmethod
+    def check(cls, options: HFOptions, context: BackendContext) -> None:
+        """See `Supervised`: find the model and see that it can be served here."""
+        _check_extra(context)
+        from backends.hf import loader
+
+        socket_path(context)
+        loader.check(options)
+
+    @classmethod
+    def process(cls, options: HFOptions, context: BackendContext) -> ProcessSpec:
+        """See `Supervised`: the engine's process."""
+        argv = (
+            *(sys.executable, "-m", "backends.hf.server", "--name", context.name, "--run-dir", str(context.run_dir)),
+            *("--options", msgspec.json.encode(options).decode()),
+            *("--lanes", msgspec.json.encode(context.lanes).decode()),
+        )
+        return ProcessSpec(argv=argv, heartbeat=heartbeat_path(context), hang_after_s=options.hang_after_s)
+
+    @property
+    def models(self) -> Sequence[ModelCard]:
+        """The one model."""
+        name = served_name(self._options)
+        return (ModelCard(id=name, created=self._created, max_model_len=self._max_model_len),)
+
+    @property
+    def capacity(self) -> int | None:
+        """None: the engine schedules by tokens and has a queue of its own."""
+        return None
+
+    async def start(self) -> None:
+        """Begin to connect, and to load the tokenizer in a thread."""
+        self._detail = "the tokenizer is being loaded"
+        self._loading = asyncio.create_task(self._load())
+        await self._client.start()
+
+    async def stop(self) -> None:
+        """Disconnect; the engine drops what this front had in it."""
+        if self._loading is not None:
+            self._loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loading
+        await self._client.stop()
+        for pool in (self._short, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def health(self) -> BackendHealth:
+        """Ready when the tokenizer is there and the engine moves."""
+        status = self._client.status()
+        stats = self._client.stats
+        return BackendHealth(
+            ready=status.ready and self._tokenizer is not None,
+            detail=status.detail if self._tokenizer is not None else self._detail,
+            running=stats.running,
+            waiting=stats.waiting,
+            metrics=_metrics(stats),
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """See `Backend`. The first chunk comes when the engine schedules the first token of a prompt."""
+        tokenizer, welcome = self._ready()
+        cap = self._options.max_output_tokens
+        work = await self._in_thread(_num_chars(request), lambda: prepare(request, tokenizer, welcome, cap))
+        answer = Answer(work, request.sampling, tokenizer)
+        if not work.submits:
+            for chunk in answer.without_tokens():
+                yield chunk
+            return
+        stream = self._client.submit(_stamped(work))
+        try:
+            choice_of = {sequence_id: choice for choice, sequence_id in enumerate(stream.ids)}
+            while not answer.is_complete:
+                output = await stream.next()
+                choice = choice_of[output.id]
+                if answer.is_finished(choice):
+                    continue  # said before the engine learned that a stop string had ended it
+                chunk = answer.take(choice, output)
+                if answer.is_finished(choice):
+                    stream.abort(output.id)
+                yield chunk
+        finally:
+            stream.close()
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """See `Tokenizing`. Works while the engine is down."""
+        tokenizer = self._loaded()
+        return await self._in_thread(_num_chars(request), lambda: _tokenize(request, tokenizer))
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """See `Tokenizing`. Works while the engine is down."""
+        tokenizer = self._loaded()
+        return await self._in_thread(len(token_ids), lambda: tokenizer.decode(token_ids))
+
+    def _loaded(self) -> ModelTokenizer:
+        if self._tokenizer is None:
+            raise Unavailable(f"The model is not ready: {self._detail}.", retry_after_s=FIRST_RETRY_S)
+        return self._tokenizer
+
+    def _ready(self) -> tuple[ModelTokenizer, Welcome]:
+        """Checked before any work is spent on the request."""
+        tokenizer, welcome, status = self._loaded(), self._client.welcome, self._client.status()
+        if welcome is None or not status.ready:
+            raise Unavailable(f"The model is not ready: {status.detail}.", retry_after_s=FIRST_RETRY_S)
+        self._max_model_len = welcome.max_model_len
+        return tokenizer, welcome
+
+    async def _in_thread(self, num_chars: int, work: Callable[[], T]) -> T:
+        pool = self._long if num_chars > LONG_TEXT_CHARS else self._short
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    async def _load(self) -> None:
+        """Load the tokenizer, again and again until it is there: another process may still be writing it."""
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                self._tokenizer = await asyncio.get_running_loop().run_in_executor(self._long, self._load_tokenizer)
+                self._max_model_len = await asyncio.get_running_loop().run_in_executor(self._long, self._context_length)
+                return
+            except (ConfigError, OSError) as error:
+                self._detail = "the tokenizer cannot be loaded"
+                log.error("%s; trying again in %g s", error, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+
+    def _context_length(self) -> int | None:
+        """Tokens the model takes: its config's figure or the operator's bound, whichever is less."""
+        known = [length for length in (context_length(self._folder()), self._options.max_model_len) if length]
+        return min(known, default=None)
+
+
+def socket_path(context: BackendContext) -> Path:
+    """Where the engine listens. Raises `ConfigError` when the system cannot name such a socket."""
+    path = context.run_dir / f"{context.name}.sock"
+    if len(bytes(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"backends.{context.name}: the socket's path has {len(bytes(path))} bytes and a system allows "
+            f"{MAX_SOCKET_PATH_BYTES}; use a shorter name or a shorter folder for temporary files"
+        )
+    return path
+
+
+def heartbeat_path(context: BackendContext) -> Path:
+    """Where the engine's loop writes its pulse."""
+    return context.run_dir / f"{context.name}.heartbeat"
+
+
+def served_name(options: HFOptions) -> str:
+    """The model's id towards clients: as set, else the last component of a folder or file, else the id itself."""
+    if options.served_name is not None:
+        return options.served_name
+    path = Path(options.model).expanduser()
+    return (
+        path.resolve().name if path.is_absolute() or options.model.startswith(".") or path.exists() else options.model
+    )
+
+
+def context_length(folder: Path) -> int | None:
+    """The most tokens a sequence may have, from the model's `config.json`; None where it does not say."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.DecodeError):
+        return None
+    for table in (config.get("text_config"), config):
+        if isinstance(table, dict):
+            for field in CONTEXT_FIELDS:
+                if isinstance(length := table.get(field), int) and length > 0:
+                    return length
+    return None
+
+
+def _stamped(work: Work) -> Sequence[Submit]:
+    now = time.monotonic()
+    for submit in work.submits:
+        submit.arrived_at = now
+    return work.submits
+
+
+def _check_extra(context: BackendContext) -> None:
+    missing = [module for module in EXTRA if find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f'backends.{context.name}.type: "hf" needs {", ".join(missing)}, not installed; '
+            "run: pip install 'laneway[hf]'"
+        )
+
+
+def _tokenize(request: TokenizeRequest, tokenizer: ModelTokenizer) -> Tokens:
+    if request.messages is not None:
+        ids = tokenizer.encode_chat(request.messages, request.template)
+    else:
+        ids = tokenizer.encode(request.prompt or "", request.add_special_tokens)
+    return Tokens(ids=tuple(ids), strs=tokenizer.token_strings(ids) if request.return_token_strs else None)
+
+
+def _num_chars(request: GenerateRequest | TokenizeRequest) -> int:
+    """Roughly how much there is to encode."""
+    if request.messages is not None:
+        return sum(len(message.text) for message in request.messages)
+    prompts = request.prompts if isinstance(request, GenerateRequest) else (request.prompt or "",)
+    return sum(len(prompt) for prompt in prompts)
+
+
+def _metrics(stats: Stats) -> tuple[Metric, ...]:
+    """The engine's figures; this front shows them all, since every front gets the same."""
+    figures = (
+        ("engine_kv_blocks", "gauge", "KV cache blocks there are.", stats.kv_blocks_total),
+        ("engine_kv_blocks_used", "gauge", "KV cache blocks in use.", stats.kv_blocks_used),
+        ("engine_longest_step_seconds", "gauge", "Longest recent step.", stats.longest_step_s),
+        ("engine_steps", "counter", "Steps done.", stats.steps),
+        ("engine_step_seconds", "counter", "Time spent in steps.", stats.step_s),
+        ("engine_step_predicted_seconds", "counter", "Time the step-time model had predicted.", stats.predicted_s),
+        ("engine_prompt_tokens", "counter", "Prompt tokens computed.", stats.prompt_tokens),
+        ("engine_completion_tokens", "counter", "Tokens generated.", stats.completion_tokens),
+        ("engine_preemptions", "counter", "Sequences that lost their blocks for a while.", stats.preemptions),
+    )
+    return tuple(
+        Metric(name=name, kind="gauge" if kind == "gauge" else "counter", help=text, value=float(value))
+        for name, kind, text, value in figures
+    )

@@ -1,0 +1,168 @@
+"""What a request asks the engine for: its prompts as token ids and its parameters, checked, before anything is sent.
+
+Everything in here may take long for a long text, so the backend calls it in a thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from backends.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
+from backends.hf.messages import Submit, Welcome
+from backends.hf.tokenizer import ModelTokenizer
+from backends.types import GenerateRequest, SamplingParams
+
+MAX_CHOICES = 128  # sequences of one request
+SEED_BITS = 63
+
+
+class Prompt(Struct, frozen=True, eq=False):
+    """One prompt. `echo` is what goes before its answers."""
+
+    token_ids: list[int]
+    echo: str = ""
+
+
+class Work(Struct, frozen=True, eq=False):
+    """A request ready to be sent: `submits[i]` is choice `i`, prompt by prompt. Empty when no token is wanted."""
+
+    prompts: tuple[Prompt, ...]
+    submits: tuple[Submit, ...]
+
+
+def prepare(
+    request: GenerateRequest, tokenizer: ModelTokenizer, welcome: Welcome, max_output_tokens: int | None
+) -> Work:
+    """Check, render, encode, measure. Raises `InvalidRequest`, `UnsupportedParameter` or `PromptTooLong`."""
+    check_supported(request)
+    _check_ids(request.sampling.stop_token_ids, welcome.vocab_size, "stop_token_ids")
+    field = "prompt" if request.messages is None else "messages"
+    prompts = tuple(_prompts(request, tokenizer))
+    submits: list[Submit] = []
+    for prompt in prompts:
+        _check_ids(prompt.token_ids, welcome.vocab_size, field)
+        room = _room(prompt, request.sampling, welcome, field)
+        submits += _submits(request, prompt, welcome, _cap(request.sampling.max_tokens, room, max_output_tokens))
+    return Work(prompts, tuple(submits))
+
+
+def check_supported(request: GenerateRequest) -> None:
+    """Refuse what the engine cannot do, rather than ignore it. Raises `UnsupportedParameter` or `InvalidRequest`."""
+    for name, is_asked in (*_sampling_asks(request.sampling), *_body_asks(request.body)):
+        if is_asked:
+            raise UnsupportedParameter(f"This model does not support {name}.", param=name)
+    num_choices = request.sampling.n * max(1, len(request.prompts))
+    if num_choices > MAX_CHOICES:
+        raise InvalidRequest(f"n times the number of prompts is {num_choices}; the most is {MAX_CHOICES}.", param="n")
+
+
+def _sampling_asks(sampling: SamplingParams) -> list[tuple[str, bool]]:
+    return [
+        ("frequency_penalty", sampling.frequency_penalty != 0.0),
+        ("presence_penalty", sampling.presence_penalty != 0.0),
+        ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ("logit_bias", bool(sampling.logit_bias)),
+        ("logprobs", sampling.logprobs is not None),
+        ("prompt_logprobs", sampling.prompt_logprobs is not None),
+        ("best_of", sampling.best_of is not None and sampling.best_of > sampling.n),
+    ]
+
+
+def _body_asks(body: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Features that have no field in `GenerateRequest` yet; their neutral values are fine."""
+    response_format = body.get("response_format")
+    plain = not isinstance(response_format, dict) or response_format.get("type", "text") == "text"
+    return [
+        ("tools", bool(body.get("tools")) and body.get("tool_choice") != "none"),
+        ("functions", bool(body.get("functions")) and body.get("function_call") != "none"),
+        ("response_format", not plain),
+        ("suffix", bool(body.get("suffix"))),
+        ("use_beam_search", bool(body.get("use_beam_search"))),
+        *((name, body.get(name) is not None) for name in _GRAMMARS),
+    ]
+
+
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def _prompts(request: GenerateRequest, tokenizer: ModelTokenizer) -> list[Prompt]:
+    if request.messages is not None:
+        return [Prompt(tokenizer.encode_chat(request.messages, request.template))]
+    return [_prompt(prompt, request, tokenizer) for prompt in request.prompts]
+
+
+def _prompt(prompt: str | tuple[int, ...], request: GenerateRequest, tokenizer: ModelTokenizer) -> Prompt:
+    """A text or token prompt. An empty one becomes the token that begins a text, as OpenAI documents."""
+    echoes = request.sampling.echo
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, request.add_special_tokens)
+        echo = prompt if echoes else ""
+    else:
+        _check_ids(prompt, tokenizer.vocab_size, "prompt")
+        ids = list(prompt)
+        echo = tokenizer.decode(ids, request.sampling.skip_special_tokens) if echoes else ""
+    if not ids:
+        first = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        if first is None:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        ids = [first]
+    return Prompt(ids, echo)
+
+
+def _room(prompt: Prompt, sampling: SamplingParams, welcome: Welcome, field: str) -> int:
+    """How many tokens may follow. Raises `PromptTooLong` when none fits."""
+    limit = min(welcome.max_model_len, welcome.max_sequence_tokens)
+    room = limit - len(prompt.token_ids)
+    if room < (0 if sampling.max_tokens == 0 else 1):
+        raise PromptTooLong(
+            f"This model's maximum context length is {limit} tokens. However, your {field} resulted in "
+            f"{len(prompt.token_ids)} tokens. Please reduce the length of the {field}.",
+            param=field,
+        )
+    return room
+
+
+def _cap(wanted: int | None, room: int, max_output_tokens: int | None) -> int:
+    """The most tokens of one answer: what the client wants, what is left, what the operator allows."""
+    return min(cap for cap in (wanted, room, max_output_tokens) if cap is not None)
+
+
+def _submits(request: GenerateRequest, prompt: Prompt, welcome: Welcome, max_tokens: int) -> list[Submit]:
+    """The sequences of one prompt. Without a seed each prompt draws its own, or equal prompts would answer alike."""
+    sampling = request.sampling
+    if max_tokens == 0:
+        return []
+    seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed % (1 << SEED_BITS)
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(welcome.end_token_ids))
+    return [
+        Submit(
+            id=0,
+            prompt_ids=prompt.token_ids,
+            max_tokens=max_tokens,
+            min_tokens=min(sampling.min_tokens, max_tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed,
+            choice=choice,
+            stop_token_ids=sorted(ends),
+            lane=request.lane,
+            tenant=request.tenant,
+            weight=request.weight,
+            first_token_at=request.first_token_at,
+            deadline_at=request.deadline_at,
+        )
+        for choice in range(sampling.n)
+    ]
+
+
+def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Ids reach the engine only when the model has them: one wrong index would break the step of everybody."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"Token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=field)

@@ -1,0 +1,101 @@
+"""One step in the making: chunks of sequences under bounds of time and tokens. Knows no queue, no blocks. No torch."""
+
+from __future__ import annotations
+
+import math
+
+from backends.hf.plan import Row, StepPlan
+from backends.hf.sequence import Sequence
+from backends.hf.step_time import StepTime
+
+SHARE = 1 / 8  # of a step's time: what the oldest prefill always gets, and what prefill gets when decodes take it all
+LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
+MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
+
+
+class Step:
+    """A plan in the making: chunks, what they cost together, and what may still come in."""
+
+    def __init__(self, step_time: StepTime, budget_s: float, max_tokens: int) -> None:
+        self.chunks: dict[Sequence, int] = {}
+        self.may_admit = True
+        self.favoured: Sequence | None = None
+        self.num_long = 0
+        self._step_time = step_time
+        self._budget_s = budget_s
+        self._limit_s = math.inf
+        self._max_tokens = max_tokens
+        self._full_tokens = min(max(step_time.max_tokens(budget_s, 0, 0, 1, 0), MIN_CHUNK), max_tokens)
+        self._tokens = self._attended = self._samples = 0
+        self._num_decodes = 0
+        self._has_short = False
+
+    @property
+    def predicted_s(self) -> float:
+        """Of what is in it now."""
+        return self._step_time.predict(self._tokens, self._attended, self._samples)
+
+    def open_prefill(self) -> None:
+        """The decodes are in: what may follow is the rest of the time, and never less than a share of it."""
+        self._num_decodes = len(self.chunks)
+        self._limit_s = max(self._budget_s, self.predicted_s + self._budget_s * SHARE)
+
+    def is_long(self, sequence: Sequence) -> bool:
+        """Whether the whole of it takes many full steps; so it is long to its end."""
+        return sequence.num_tokens > LONG_STEPS * self._full_tokens
+
+    def share(self, sequence: Sequence) -> int:
+        """Tokens of it for a share of the step, at least one."""
+        fitting = self._fitting(sequence, self.predicted_s + self._budget_s * SHARE)
+        return min(max(fitting, 1), self.left(sequence))
+
+    def chunk(self, sequence: Sequence, is_due: bool) -> int:
+        """Tokens of it to add now; 0 when nothing is to be added. The first prefill always gets one."""
+        left = self.left(sequence)
+        fitting = self._fitting(sequence, self._limit_s)
+        if len(self.chunks) == self._num_decodes:
+            fitting = max(fitting, 1)
+        if not self.is_long(sequence):
+            return self._worthwhile(sequence, fitting, left)
+        if is_due:
+            return min(fitting, self.share(sequence))
+        return 0 if self._has_short else self._worthwhile(sequence, fitting, left)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add so many tokens of it to what the step has of it."""
+        if num_tokens == 0:
+            return
+        start = self._start(sequence)
+        end = start + num_tokens
+        self.chunks[sequence] = end - sequence.num_computed_tokens
+        self._tokens += num_tokens
+        self._attended += (end * (end + 1) - start * (start + 1)) // 2
+        self._samples += end == sequence.num_tokens
+        self._has_short = self._has_short or (self._limit_s < math.inf and not self.is_long(sequence))
+
+    def plan(self) -> StepPlan:
+        """The finished plan, in order of addition."""
+        rows = []
+        for sequence, chunk in self.chunks.items():
+            start = sequence.num_computed_tokens
+            rows.append(Row(sequence, start, chunk, start + chunk == sequence.num_tokens))
+        return StepPlan(tuple(rows), self.predicted_s)
+
+    def _worthwhile(self, sequence: Sequence, fitting: int, left: int) -> int:
+        """What to take of the fitting tokens: all of the rest, else whole pieces, and no crumb for a row of its own."""
+        if fitting >= left:
+            return left
+        if fitting < MIN_CHUNK and sequence not in self.chunks and len(self.chunks) > self._num_decodes:
+            return 0
+        return fitting - fitting % MIN_CHUNK if fitting > 2 * MIN_CHUNK else fitting
+
+    def _start(self, sequence: Sequence) -> int:
+        return sequence.num_computed_tokens + self.chunks.get(sequence, 0)
+
+    def left(self, sequence: Sequence) -> int:
+        """Tokens of it that could still be added."""
+        return min(sequence.num_tokens - self._start(sequence), self._max_tokens - self._tokens)
+
+    def _fitting(self, sequence: Sequence, limit_s: float) -> int:
+        start = self._start(sequence)
+        return self._step_time.max_tokens(limit_s, self._tokens, self._attended, self._samples + 1, start)

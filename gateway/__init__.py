@@ -1,0 +1,1 @@
+"""The front: what a client or an operator touches."""

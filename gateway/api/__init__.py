@@ -1,0 +1,1 @@
+"""The HTTP surface: Litestar lives here and in `gateway.app`, nowhere else."""

@@ -1,0 +1,123 @@
+"""Probes and metrics: /health, /ready, /ping, /version, /metrics, and the root that some clients knock at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+from litestar import HttpMethod, Response, route
+from litestar.handlers import HTTPRouteHandler
+from msgspec import Struct
+
+from backends.base import Backend
+from gateway.lanes import Lanes
+from gateway.metrics import CONTENT_TYPE, Metrics
+
+GET = [HttpMethod.GET, HttpMethod.HEAD]
+JSON = "application/json"
+GPU_DEVICES = ("nvidia[0-9]*", "kfd")  # NVIDIA's and AMD's device nodes
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """`/health`: the front lives. `gpu_available` means that this machine shows a GPU to this process."""
+
+    status: str = "healthy"
+    gpu_available: bool
+    version: str
+
+
+class BackendState(Struct, frozen=True, kw_only=True):
+    """One backend, as `/ready` tells of it."""
+
+    ready: bool
+    running: int
+    waiting: int
+    detail: str
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """`/ready`: whether answers flow. `queue_depth` waits in the lanes, `active_requests` are being answered."""
+
+    status: str
+    queue_depth: int
+    active_requests: int
+    backends: dict[str, BackendState]
+
+
+class Greeting(Struct, frozen=True, kw_only=True):
+    """`/`, and the probe of a client that looks for a living endpoint."""
+
+    name: str = "laneway"
+    version: str
+
+
+def own_version() -> str:
+    """The installed version."""
+    try:
+        return version("laneway")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+def gpu_available(devices: Path = Path("/dev")) -> bool:
+    """Whether there is a GPU's device node; asks no driver and loads no library."""
+    return any(node for pattern in GPU_DEVICES for node in devices.glob(pattern))
+
+
+def readiness(backends: Mapping[str, Backend], lanes: Lanes) -> Readiness:
+    """The state now, from memory. Ready as soon as one backend is."""
+    states = {name: backend.health() for name, backend in backends.items()}
+    return Readiness(
+        status="ready" if any(state.ready for state in states.values()) else "not_ready",
+        queue_depth=sum(lanes.waiting().values()),
+        active_requests=sum(lanes.running().values()),
+        backends={
+            name: BackendState(ready=state.ready, running=state.running, waiting=state.waiting, detail=state.detail)
+            for name, state in states.items()
+        },
+    )
+
+
+def open_routes(backends: Mapping[str, Backend], lanes: Lanes) -> list[HTTPRouteHandler]:
+    """The handlers that never need a key."""
+    alive = Health(gpu_available=gpu_available(), version=own_version())
+    greeting = Greeting(version=alive.version)
+
+    @route("/health", http_method=GET, sync_to_thread=False)
+    def health() -> Response[bytes]:
+        return _json(alive)
+
+    @route("/ping", http_method=[*GET, HttpMethod.POST], status_code=200, sync_to_thread=False)
+    def ping() -> Response[bytes]:
+        return _json(alive)
+
+    @route("/version", http_method=GET, sync_to_thread=False)
+    def version() -> Response[bytes]:
+        return _json({"version": alive.version})
+
+    @route("/ready", http_method=GET, sync_to_thread=False)
+    def ready() -> Response[bytes]:
+        state = readiness(backends, lanes)
+        return _json(state, 200 if state.status == "ready" else 503)
+
+    @route(["/", "/api/hello"], http_method=GET, sync_to_thread=False)
+    def hello() -> Response[bytes]:
+        return _json(greeting)
+
+    return [health, ping, version, ready, hello]
+
+
+def metrics_route(metrics: Metrics) -> HTTPRouteHandler:
+    """`GET /metrics`."""
+
+    @route("/metrics", http_method=GET, sync_to_thread=False)
+    def read_metrics() -> Response[bytes]:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE}, media_type=CONTENT_TYPE)
+
+    return read_metrics
+
+
+def _json(value: Struct | dict[str, str], status: int = 200) -> Response[bytes]:
+    return Response(msgspec.json.encode(value), status_code=status, media_type=JSON)

@@ -1,0 +1,1 @@
+"""The command line: `laneway serve | bench | openapi | version`, and what backends add."""

@@ -1,0 +1,1 @@
+"""`laneway bench`: measures any OpenAI-compatible server from a client's side."""

@@ -1,0 +1,155 @@
+"""`/v1/chat/completions`: the body, its rules, and its translation. How the answer looks is in `chat_answer.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from backends.types import ChatTemplate, GenerateRequest, Message, SamplingParams
+from gateway.openai import faults
+from gateway.openai.answer import Reply
+from gateway.openai.caller import Caller
+from gateway.openai.chat_answer import ChatAnswer, ChatFolder, ChatStream
+from gateway.openai.decoding import decode_request, names_of, read
+from gateway.openai.formats import FormatFields, response_format, structured_outputs
+from gateway.openai.messages import ChatMessage, translate_message
+from gateway.openai.sampling import Count, SamplingFields, check_sampling, sampling_params
+from gateway.openai.template import TemplateFields, translate_template
+from gateway.openai.tools import ToolFields, Tools, translate_tools
+from gateway.openai.unused import UNUSED, check_unused
+
+
+class ChatFields(Struct, frozen=True, kw_only=True):
+    """The fields that only a chat has, beside its tools and its template.
+
+    `max_completion_tokens` beats its old name `max_tokens`.
+    """
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+    modalities: list[Literal["text", "audio"]] = []
+    include_reasoning: bool = True
+    add_special_tokens: bool = False
+
+
+_KNOWN = names_of(ChatFields, TemplateFields, SamplingFields, FormatFields, ToolFields) | UNUSED
+
+
+class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
+    """A chat that was read and found in order. `body` is what the client sent, `extra` what nothing here knows."""
+
+    fields: ChatFields
+    sampling: SamplingFields
+    messages: tuple[Message, ...]
+    params: SamplingParams
+    template: ChatTemplate
+    tools: Tools
+    response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | None
+    body: dict[str, Any]
+    extra: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The model's id or alias, as the client spells it."""
+        return self.sampling.model
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return self.sampling.stream
+
+    @property
+    def lane_wish(self) -> str | None:
+        """The lane that the body asks for, None for the key's own."""
+        return self.sampling.lane_wish
+
+    def to_generate(self, caller: Caller) -> GenerateRequest:
+        """The request as backends read it."""
+        return GenerateRequest(
+            request_id=caller.request_id,
+            route="chat",
+            model=self.model,
+            messages=self.messages,
+            sampling=self.params,
+            template=self.template,
+            add_special_tokens=self.fields.add_special_tokens,
+            tools=self.tools.definitions,
+            tool_choice=self.tools.choice,
+            response_format=self.response_format,
+            structured_outputs=self.structured_outputs,
+            stream=self.stream,
+            tenant=caller.tenant,
+            lane=caller.lane,
+            weight=caller.weight,
+            first_token_at=caller.first_token_at,
+            deadline_at=caller.deadline_at,
+            body=self.body,
+            extra=self.extra,
+        )
+
+    def encoder(self, request_id: str, created: int) -> ChatStream:
+        """What turns the answer's chunks into events."""
+        return ChatStream(self._answer(request_id, created))
+
+    def folder(self, request_id: str, created: int) -> ChatFolder:
+        """What turns the answer's chunks into one body."""
+        return ChatFolder(self._answer(request_id, created))
+
+    def _answer(self, request_id: str, created: int) -> ChatAnswer:
+        return ChatAnswer(
+            reply=Reply.to("chatcmpl-", request_id, created, self.sampling),
+            num_choices=self.params.n,
+            top_logprobs=self.params.logprobs,
+            prefix=self._echoed_text(),
+            show_reasoning=self.fields.include_reasoning,
+            one_call=not self.tools.is_parallel,
+            calls_as_functions=self.tools.are_functions,
+            has_named_call=self.tools.has_named_choice,
+        )
+
+    def _echoed_text(self) -> str:
+        """vLLM's `echo`: the text of an assistant's last message comes before its continuation."""
+        last = self.messages[-1]
+        return last.text if self.sampling.echo and last.role == "assistant" else ""
+
+
+def decode_chat(body: bytes) -> ChatCompletionRequest:
+    """The chat in `body`, checked whole. Raises `InvalidBody` for the first fault."""
+    whole, present = decode_request(body)
+    fields = read(present, ChatFields)
+    sampling = read(present, SamplingFields)
+    formats = read(present, FormatFields)
+    tools = translate_tools(read(present, ToolFields), present)
+    check_unused(present)
+    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    check_sampling(sampling, max_tokens)
+    _check_chat(fields)
+    return ChatCompletionRequest(
+        fields=fields,
+        sampling=sampling,
+        messages=tuple(translate_message(message, number) for number, message in enumerate(fields.messages)),
+        params=sampling_params(
+            sampling, max_tokens=max_tokens, logprobs=fields.top_logprobs if fields.logprobs else None
+        ),
+        template=translate_template(read(present, TemplateFields), fields.messages),
+        tools=tools,
+        response_format=response_format(formats.response_format),
+        structured_outputs=structured_outputs(formats),
+        body=whole,
+        extra={name: value for name, value in whole.items() if name not in _KNOWN},
+    )
+
+
+def _check_chat(fields: ChatFields) -> None:
+    """The rules among the fields of a chat. Raises `InvalidBody`."""
+    if fields.top_logprobs and not fields.logprobs:
+        raise faults.broken_rule(
+            "top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
+        )
+    if "audio" in fields.modalities:
+        raise faults.unsupported_value("modalities", "audio")

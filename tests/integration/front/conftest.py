@@ -1,0 +1,45 @@
+"""Fixtures that start a front; see front_server.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ServerOptions, Settings
+from gateway.lanes import DEFAULT_LANES, LaneOptions
+from gateway.tenants import AuthOptions
+from tests.integration.front.front_server import Front, Serve, running
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start a front: options of the scripted backend called `test`, and tables of the settings."""
+    with ExitStack() as stack:
+
+        def start(
+            *,
+            backends: Mapping[str, dict[str, object]] | None = None,
+            lanes: Mapping[str, LaneOptions] | None = None,
+            auth: AuthOptions | None = None,
+            server: ServerOptions | None = None,
+            **options: object,
+        ) -> Front:
+            tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
+            settings = Settings(
+                server=server or ServerOptions(),
+                auth=auth or AuthOptions(),
+                lanes={**DEFAULT_LANES, **(lanes or {})},
+                backends=dict(tables),
+            )
+            return stack.enter_context(running(settings, tmp_path))
+
+        yield start
+
+
+@pytest.fixture
+def front(serve: Serve) -> Front:
+    """A front with nothing special about it."""
+    return serve()

@@ -1,0 +1,78 @@
+"""Every example runs against a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.registry import backend_class, convert_options
+from gateway.config import load_settings
+from tests.integration.served import IN_TIME_S, Serve
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(argv: list[str], address: str) -> str:
+    """What an example prints."""
+    environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": "scripted"}
+    done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_streamed_chat_prints_the_answer_and_its_counts(serve: Serve) -> None:
+    printed = run([sys.executable, str(EXAMPLES / "chat.py"), "one two three"], serve().address)
+
+    assert printed.startswith("one two three\n[3 prompt tokens, ")
+
+
+def test_the_asynchronous_chats_all_answer(serve: Serve) -> None:
+    printed = run([sys.executable, str(EXAMPLES / "chat_async.py")], serve().address)
+
+    assert printed.count("What is the capital of France?") == 2
+
+
+def test_the_completion_prints_prompt_and_continuation(serve: Serve) -> None:
+    printed = run([sys.executable, str(EXAMPLES / "completion.py"), "once more"], serve().address)
+
+    assert printed.startswith("once more")
+    assert "[finish reason: stop]" in printed
+
+
+def test_curl_shows_every_event_to_the_end(serve: Serve) -> None:
+    printed = run(["sh", str(EXAMPLES / "curl.sh")], serve().address)
+
+    events = [line for line in printed.splitlines() if line]
+    assert all(line.startswith("data: ") for line in events)
+    assert events[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("uncommented", [False, True])
+def test_the_configuration_is_accepted_as_it_is_and_with_all_that_is_optional(
+    tmp_path: Path, uncommented: bool
+) -> None:
+    text = (EXAMPLES / "laneway.toml").read_text(encoding="utf-8")
+    if uncommented:
+        text = re.sub(r"^# (?=\w+ = |\[)", "", text, flags=re.MULTILINE)
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+        text = text.replace(f'"{name}"', f'"{tmp_path / name}"')
+    file = tmp_path / "laneway.toml"
+    file.write_text(text, encoding="utf-8")
+
+    settings = load_settings(file, environ={})
+
+    for name, table in settings.backends.items():
+        convert_options(backend_class(str(table["type"])), name, table)
+    assert bool(settings.auth.keys) == uncommented
+
+
+def test_every_example_is_listed_in_the_readme() -> None:
+    listed = re.findall(r"\[`([\w.]+)`\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.*") if path.name != "README.md")

@@ -1,0 +1,385 @@
+"""One request through lane and backend, in virtual time: order, bounds, deadlines, and cancels at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+from msgspec import Struct
+
+from backends.base import Backend
+from backends.errors import BackendFailed, DeadlineExceeded, ModelNotFound
+from backends.types import BackendHealth, Chunk, FinishReason, GenerateRequest, ModelCard, SamplingParams, Usage
+from gateway.dispatch import Ask, Dispatcher
+from gateway.errors import InvalidBody, LaneFull, PermissionDenied, WaitedTooLong
+from gateway.lanes import DEFAULT_LANES, LaneOptions, Lanes
+from gateway.metrics import Metrics
+from gateway.routing import Routing
+from gateway.tenants import ANONYMOUS, VirtualKey
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+USAGE = Usage(prompt_tokens=1, completion_tokens=1)
+END = Chunk(usage=USAGE, text="x", finish_reason=FinishReason.STOP)
+
+
+class Work:
+    """A backend that is busy with each request for the seconds that its model's name says, `inf` for ever."""
+
+    def __init__(self, capacity: int | None, *, greets: bool = True, finishes: bool = True) -> None:
+        self.capacity = capacity
+        self.models = [ModelCard(id="m", created=0)]
+        self.busy_s = 1.0
+        self.order: list[str] = []
+        self.running = self.most_running = 0
+        self._greets, self._finishes = greets, finishes
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        self.order.append(request.request_id)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if self._greets:
+                yield Chunk(usage=Usage(prompt_tokens=1))
+            await asyncio.sleep(self.busy_s)
+            if self._finishes:
+                yield END
+        finally:
+            self.running -= 1
+
+    def health(self) -> BackendHealth:
+        return BackendHealth(ready=True)
+
+
+class OneModel(Struct):
+    """A registry that knows the model `m`."""
+
+    backends: Mapping[str, Backend]
+
+    def resolve(self, model: str) -> Backend:
+        if model != "m":
+            raise ModelNotFound("no")
+        return self.backends["work"]
+
+    def models(self) -> list[ModelCard]:
+        return list(self.backends["work"].models)
+
+
+class Bench:
+    """A dispatcher over one `Work`."""
+
+    def __init__(self, work: Work, **lanes: LaneOptions) -> None:
+        clock = asyncio.get_running_loop().time
+        self.work = work
+        self.lanes = Lanes({**DEFAULT_LANES, **lanes}, clock)
+        self.lanes.open("work", work.capacity)
+        self.metrics = Metrics(clock)
+        registry = OneModel({"work": cast(Backend, work)})
+        self.dispatcher = Dispatcher(Routing(registry), self.lanes, self.metrics, clock)
+        self._count = 0
+
+    def request(self, lane: str = "standard", **fields: Any) -> GenerateRequest:
+        self._count += 1
+        name = f"{lane}-{self._count}"
+        return GenerateRequest(request_id=name, route="completions", model="m", lane=lane, prompts=("hi",), **fields)
+
+    async def ask(self, request: GenerateRequest) -> list[Chunk]:
+        async with aclosing(self.dispatcher.stream(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+    def start(self, request: GenerateRequest) -> asyncio.Task[list[Chunk]]:
+        return asyncio.create_task(self.ask(request))
+
+    def is_empty(self) -> bool:
+        counts = [*self.lanes.waiting().values(), *self.lanes.running().values(), self.work.running]
+        return not any(counts)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_an_answer_comes_through_and_nothing_stays(run_virtually: Run, capacity: int | None) -> None:
+    async def main() -> None:
+        bench = Bench(Work(capacity))
+
+        chunks = await bench.ask(bench.request())
+
+        assert [chunk.text for chunk in chunks] == ["", "x"]
+        assert bench.is_empty()
+        assert b'laneway_tokens_total{kind="completion"} 1.0' in bench.metrics.render()
+
+    run_virtually(main())
+
+
+def test_nothing_is_acquired_before_the_first_pull(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+
+        chunks = bench.dispatcher.stream(bench.request())
+
+        assert bench.is_empty()
+        await chunks.aclose()
+        assert bench.work.order == []
+
+    run_virtually(main())
+
+
+def test_an_unknown_model_is_refused_before_the_lane(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        request = GenerateRequest(request_id="r", route="chat", model="nope")
+
+        with pytest.raises(ModelNotFound):
+            await bench.ask(request)
+
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_two_hundred_at_once_keep_to_the_slots_and_to_the_order_of_lanes(run_virtually: Run) -> None:
+    async def main() -> None:
+        lanes = {name: LaneOptions(priority=at, floor=0) for at, name in enumerate(DEFAULT_LANES)}
+        bench = Bench(Work(4), **lanes)
+        names = ["batch", "standard", "interactive"]
+
+        tasks = [bench.start(bench.request(names[at % 3])) for at in range(200)]
+        await asyncio.gather(*tasks)
+
+        served = [name.split("-")[0] for name in bench.work.order[4:]]
+        assert served == sorted(served, key=["interactive", "standard", "batch"].index)
+        assert bench.work.most_running == 4
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_backend_that_schedules_itself_gets_all_of_them_at_once(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(None))
+
+        await asyncio.gather(*(bench.start(bench.request()) for _ in range(50)))
+
+        assert bench.work.most_running == 50
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_a_full_lane_refuses_at_once_and_says_when_to_come_back(run_virtually: Run, capacity: int | None) -> None:
+    async def main() -> None:
+        bench = Bench(Work(capacity, greets=False), batch=LaneOptions(priority=2, max_queue=3))
+        waiting = [bench.start(bench.request("batch")) for _ in range(3 if capacity is None else 4)]
+        await settle()
+
+        with pytest.raises(LaneFull) as caught:
+            await bench.ask(bench.request("batch"))
+
+        assert caught.value.retry_after_s is not None
+        assert 1 <= caught.value.retry_after_s <= 60
+        assert len(await bench.ask(bench.request("interactive"))) == 1
+        await asyncio.gather(*waiting)
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_the_time_to_come_back_follows_the_pace_of_the_lane(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1), standard=LaneOptions(priority=1, max_queue=10, max_wait=1000))
+        bench.work.busy_s = 3
+        tasks = [bench.start(bench.request()) for _ in range(11)]
+        await asyncio.sleep(12)  # four have begun, three seconds apart
+        tasks += [bench.start(bench.request()) for _ in range(4)]
+        await settle()
+
+        with pytest.raises(LaneFull) as caught:
+            await bench.ask(bench.request())
+
+        assert caught.value.retry_after_s is not None
+        assert 5 < caught.value.retry_after_s <= 30
+        await asyncio.gather(*tasks)
+
+    run_virtually(main())
+
+
+def test_a_wait_ends_at_max_wait_and_is_never_computed(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1), standard=LaneOptions(priority=1, max_wait=10))
+        bench.work.busy_s = 25
+        running = bench.start(bench.request())
+        await settle()
+        began = asyncio.get_running_loop().time()
+
+        with pytest.raises(WaitedTooLong) as caught:
+            await bench.ask(bench.request())
+
+        assert asyncio.get_running_loop().time() - began == pytest.approx(10)
+        assert caught.value.retry_after_s
+        assert len(await running) == 2, "what runs longer than max_wait goes on"
+        assert bench.work.order == ["standard-1"]
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_slot_that_comes_free_as_a_wait_ends_goes_to_one_who_still_waits(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1), standard=LaneOptions(priority=1, max_wait=10), batch=LaneOptions(priority=2))
+        bench.work.busy_s = 10
+        running = bench.start(bench.request())
+        await settle()
+        late, other = bench.start(bench.request()), bench.start(bench.request("batch"))
+
+        await asyncio.wait([running, late, other])
+
+        assert isinstance(late.exception(), WaitedTooLong) or bench.work.order[1] == "standard-2"
+        assert len(other.result()) == 2
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(("greets", "ends"), [(True, False), (False, True)])
+def test_a_wait_lasts_until_the_first_chunk_even_an_empty_one(run_virtually: Run, greets: bool, ends: bool) -> None:
+    async def main() -> None:
+        bench = Bench(Work(None, greets=greets), standard=LaneOptions(priority=1, max_wait=10))
+        bench.work.busy_s = 100
+        task = bench.start(bench.request())
+
+        await asyncio.wait([task])
+
+        assert isinstance(task.exception(), WaitedTooLong) == ends
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("deadline_s", [5, 20])
+def test_the_callers_deadline_ends_it_waiting_or_running(run_virtually: Run, deadline_s: float) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.work.busy_s = 12
+        first = bench.start(bench.request())
+        await settle()
+        now = asyncio.get_running_loop().time()
+
+        with pytest.raises(DeadlineExceeded):
+            await bench.ask(bench.request(deadline_at=now + deadline_s))
+
+        assert asyncio.get_running_loop().time() - now == pytest.approx(deadline_s)
+        await first
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_backend_that_stops_without_a_finish_has_failed(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1, finishes=False))
+
+        with pytest.raises(BackendFailed):
+            await bench.ask(bench.request())
+        with pytest.raises(BackendFailed):
+            await bench.ask(bench.request(sampling=SamplingParams(n=2)))
+
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("capacity", [4, None])
+def test_random_cancels_lose_no_slot(run_virtually: Run, seed: int, capacity: int | None) -> None:
+    async def main() -> None:
+        chance = random.Random(seed)
+        bench = Bench(Work(capacity), standard=LaneOptions(priority=1, max_wait=20))
+        tasks = []
+        for _ in range(300):
+            bench.work.busy_s = chance.choice([0, 0, 0.5, 3])
+            tasks.append(bench.start(bench.request(chance.choice(list(DEFAULT_LANES)))))
+            if chance.random() < 0.7:
+                chance.choice(tasks).cancel()
+            await asyncio.sleep(chance.choice([0, 0, 0, 0.1]))
+        await asyncio.wait(tasks)
+
+        assert capacity is None or bench.work.most_running <= capacity
+        assert bench.is_empty()
+        bench.work.busy_s = 1
+        assert len(await asyncio.gather(*(bench.start(bench.request()) for _ in range(4)))) == 4
+
+    run_virtually(main())
+
+
+def test_a_slot_given_to_a_request_that_is_cancelled_in_the_same_moment_goes_on(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        first = bench.start(bench.request())
+        await settle()
+        unlucky, next_one = bench.start(bench.request()), bench.start(bench.request())
+        await settle()
+
+        first.cancel()
+        await asyncio.sleep(0)
+        assert bench.lanes.waiting()["standard"] == 1, "the slot was handed over"
+        unlucky.cancel()  # its slot was set a moment ago, its task has not run since
+
+        assert len(await next_one) == 2
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_lane_is_taken_from_the_header_else_the_wish_else_the_key(run_virtually: Run) -> None:
+    async def main() -> None:
+        dispatcher = Bench(Work(1)).dispatcher
+        key = VirtualKey(id="k", tenant="t", weight=2, lanes=("standard", "batch"), default_lane="batch")
+
+        def lane(**ask: Any) -> str:
+            return dispatcher.caller(key, Ask(request_id="r", **ask)).lane
+
+        assert lane() == "batch"
+        assert lane(lane_wish="standard") == "standard"
+        assert lane(lane_wish="interactive") == "batch"
+        assert lane(lane="standard", lane_wish="interactive") == "standard"
+        with pytest.raises(PermissionDenied):
+            lane(lane="interactive")
+        with pytest.raises(InvalidBody):
+            lane(lane="fast")
+
+    run_virtually(main())
+
+
+def test_a_caller_carries_tenant_weight_and_deadlines(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        now = asyncio.get_running_loop().time()
+
+        caller = bench.dispatcher.caller(ANONYMOUS, Ask(request_id="r", timeout_s=5))
+
+        assert (caller.request_id, caller.tenant, caller.weight) == ("r", "default", 1)
+        assert (caller.first_token_at, caller.deadline_at) == (None, now + 5)
+
+    run_virtually(main())
+
+
+def test_tenants_share_the_slots_by_weight(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        greedy = [bench.start(bench.request(tenant="greedy")) for _ in range(40)]
+        await settle()
+        modest = [bench.start(bench.request(tenant="modest", weight=3)) for _ in range(10)]
+
+        await asyncio.wait(modest)
+
+        assert sum(task.done() for task in greedy) < 20, "the flood that came first did not go first"
+        await asyncio.wait(greedy)
+        assert bench.is_empty()
+
+    run_virtually(main())

@@ -1,0 +1,123 @@
+"""The documents say what the code does: options, examples and words are compared with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import Struct
+from msgspec import inspect as mi
+
+from backends.hf.options import HFOptions
+from backends.registry import backend_class, convert_options
+from backends.scripted import ScriptedOptions
+from gateway.config import ServerOptions, load_settings
+from gateway.lanes import LaneOptions
+from gateway.tenants import AuthOptions, StaticKey
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+SECTIONS: dict[str, type[Struct]] = {
+    "`[server]`": ServerOptions,
+    "`[auth]`": AuthOptions,
+    "`[[auth.key]]`": StaticKey,
+    "`[lanes.NAME]`": LaneOptions,
+    '`[backends.NAME]`, `type = "hf"`': HFOptions,
+    '`[backends.NAME]`, `type = "scripted"`': ScriptedOptions,
+}
+
+
+def rows(section: str) -> dict[str, list[str]]:
+    """Option → the other cells of its row, in the table of that section."""
+    text = CONFIGURATION.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def as_documented(default: object) -> str:
+    """A default as the table writes it."""
+    if default is msgspec.NODEFAULT:
+        return "required"
+    if default is None:
+        return "none"
+    return f"`{msgspec.json.encode(default).decode()}`".replace('","', '", "')
+
+
+def bounds(info: mi.Type) -> Iterator[str]:
+    """Every number that bounds a value of this type."""
+    if isinstance(info, mi.Metadata):
+        yield from bounds(info.type)
+    elif isinstance(info, mi.UnionType):
+        for arm in info.types:
+            yield from bounds(arm)
+    elif isinstance(info, mi.IntType | mi.FloatType):
+        limits = (info.gt, info.ge, info.lt, info.le)
+        yield from (f"{limit:g}" if isinstance(limit, float) else str(limit) for limit in limits if limit is not None)
+    elif isinstance(info, mi.StrType):
+        yield from (str(limit) for limit in (info.min_length, info.max_length) if limit is not None)
+    elif isinstance(info, mi.VarTupleType):
+        yield from bounds(info.item_type)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_is_documented_and_nothing_else_is(section: str) -> None:
+    assert list(rows(section)) == [field.encode_name for field in msgspec.structs.fields(SECTIONS[section])]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_documented_defaults_and_bounds_are_those_of_the_code(section: str) -> None:
+    struct = SECTIONS[section]
+    types = {field.name: field.type for field in mi.type_info(struct).fields}  # type: ignore[attr-defined]
+    for field in msgspec.structs.fields(struct):
+        default, allowed, _meaning = rows(section)[field.encode_name]
+        if (struct, field.name) != (LaneOptions, "priority"):  # the lanes differ in it
+            assert default == as_documented(field.default), field.name
+        numbers = re.findall(r"\d+", allowed)
+        assert [bound for bound in bounds(types[field.name]) if bound not in numbers] == [], field.name
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/configuration.md"])
+def test_the_configuration_examples_are_accepted(document: str, tmp_path: Path) -> None:
+    examples = re.findall(
+        r"^```toml\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert examples
+    for example in examples:
+        file = tmp_path / "laneway.toml"
+        file.write_text(example, encoding="utf-8")
+        settings = load_settings(file, environ={})
+        for name, table in settings.backends.items():
+            convert_options(backend_class(str(table["type"])), name, table)
+
+
+def test_the_words_of_the_glossary_are_names_in_the_code() -> None:
+    sources = [
+        path.read_text(encoding="utf-8")
+        for package in ("gateway", "backends")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    known = set(re.findall(r"[A-Za-z_]\w*", " ".join(sources)))
+    table = [
+        line.rsplit("|", 2)[1]
+        for line in (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
+        if line[:2] == "| "
+    ]
+    names = {name for cell in table for name in re.findall(r"`([\w.]+)`", cell)}
+
+    assert {name for name in names if name.rsplit(".", 1)[-1] not in known} == set()
+
+
+@pytest.mark.parametrize(
+    "document", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+)
+def test_links_and_file_names_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    paths = re.findall(r"`((?:gateway|backends|tests|docs|docker|openapi|examples)/[\w./-]*)`", text)
+
+    assert [link for link in links if not ((ROOT / document).parent / link).exists()] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []

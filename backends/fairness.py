@@ -108,7 +108,6 @@ class FairQueue(Generic[T]):
     def take(self, item: T) -> None:
         """Remove what is served: its size counts for its lane, and lanes that wait earn their floor of it."""
         entry = self._entries[item]
-        entry.lane.last_served = entry.tenant
         for lane in self._lanes.values():
             if lane is entry.lane:
                 lane.credit = max(0.0, lane.credit - entry.size)
@@ -129,6 +128,7 @@ class FairQueue(Generic[T]):
         for lane in self._lanes.values():
             if tenant in lane.tenants:
                 lane.tenants[tenant].counter += cost / lane.tenants[tenant].weight
+                lane.peak = max(lane.peak, lane.tenants[tenant].counter)
 
     def remove(self, item: T) -> bool:
         """Drop an item that waits no longer. False when it was not here."""
@@ -177,7 +177,7 @@ class _Lane(Generic[T]):
         self.credit = 0.0
         self.num_entries = 0
         self.tenants: dict[str, _Tenant[T]] = {}
-        self.last_served: _Tenant[T] = _Tenant()
+        self.peak = 0.0  # the highest counter there ever was
         self._front: deque[_Entry[T]] = deque()
         self._active: set[_Tenant[T]] = set()
 
@@ -191,8 +191,10 @@ class _Lane(Generic[T]):
             self._front.appendleft(entry)
             return
         tenant = entry.tenant
-        if tenant not in self._active:  # being idle earns nothing: no further behind than those who wait
-            least = min((other.counter for other in self._active), default=self.last_served.counter)
+        if tenant not in self._active:
+            # Being idle earns nothing: no further behind than those who wait. Where nobody waits, nobody was harmed by
+            # what others used, and all begin as equals.
+            least = min((other.counter for other in self._active), default=self.peak)
             tenant.counter = max(tenant.counter, least)
             self._active.add(tenant)
         bisect.insort(tenant.by_size, entry.size_key)

@@ -93,6 +93,7 @@ def build_engine(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Del
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
         runner=runner.name,
+        end_token_ids=sorted(loaded.eos_token_ids),
     )
     return Engine(runner, scheduler, step_time, deliver), welcome
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from backends.base import BackendContext, ProcessSpec
-from backends.errors import ConfigError, Unavailable
+from backends.errors import ConfigError, ModelNotFound, Unavailable
 from backends.hf.answer import Answer
 from backends.hf.client import Client, EngineClient
 from backends.hf.messages import Stats, Submit, Welcome
@@ -41,7 +42,13 @@ FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 EXTRA = ("torch", "transformers", "huggingface_hub")  # what the first import of the engine's parts would miss
 MAX_SOCKET_PATH_BYTES = 103  # the least that a system allows (macOS), its closing zero left out
-CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length", "max_seq_len")
+
+
+class FrontModel(Struct, frozen=True):
+    """What a front has of a model: its tokenizer, and the most tokens of a sequence where its config says so."""
+
+    tokenizer: ModelTokenizer
+    max_model_len: int | None = None
 
 
 class HFBackend:
@@ -49,17 +56,11 @@ class HFBackend:
 
     Options = HFOptions
 
-    def __init__(
-        self,
-        options: HFOptions,
-        client: Client,
-        load_tokenizer: Callable[[], ModelTokenizer],
-        folder: Callable[[], Path],
-    ) -> None:
+    def __init__(self, options: HFOptions, client: Client, load: Callable[[], FrontModel]) -> None:
         self._options = options
+        self._name = served_name(options)
         self._client = client
-        self._load_tokenizer = load_tokenizer
-        self._folder = folder
+        self._load_model = load
         self._created = int(time.time())
         self._tokenizer: ModelTokenizer | None = None
         self._max_model_len: int | None = options.max_model_len
@@ -72,15 +73,8 @@ class HFBackend:
     @classmethod
     def create(cls, options: HFOptions, context: BackendContext) -> Self:
         """Build it over the socket that `process` will listen on. Raises `ConfigError` for a path too long for one."""
-        from backends.hf import loader
-
-        def folder() -> Path:
-            return loader.tokenizer_dir(options)
-
-        def load() -> ModelTokenizer:
-            return ModelTokenizer.load(folder(), options.trust_remote_code)
-
-        return cls(options, EngineClient(socket_path(context), heartbeat_path(context)), load, folder)
+        client = EngineClient(socket_path(context), heartbeat_path(context))
+        return cls(options, client, lambda: _load_front(options))
 
     @classmethod
     def check(cls, options: HFOptions, context: BackendContext) -> None:
@@ -95,7 +89,8 @@ class HFBackend:
     def process(cls, options: HFOptions, context: BackendContext) -> ProcessSpec:
         """See `Supervised`: the engine's process."""
         argv = (
-            *(sys.executable, "-m", "backends.hf.server", "--name", context.name, "--run-dir", str(context.run_dir)),
+            *(sys.executable, "-P", "-m", "backends.hf.server"),
+            *("--name", context.name, "--run-dir", str(context.run_dir)),
             *("--options", msgspec.json.encode(options).decode()),
             *("--lanes", msgspec.json.encode(context.lanes).decode()),
         )
@@ -104,8 +99,7 @@ class HFBackend:
     @property
     def models(self) -> Sequence[ModelCard]:
         """The one model."""
-        name = served_name(self._options)
-        return (ModelCard(id=name, created=self._created, max_model_len=self._max_model_len),)
+        return (ModelCard(id=self._name, created=self._created, max_model_len=self._max_model_len),)
 
     @property
     def capacity(self) -> int | None:
@@ -142,6 +136,7 @@ class HFBackend:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """See `Backend`. The first chunk comes when the engine schedules the first token of a prompt."""
+        self._check_model(request.model)
         tokenizer, welcome = self._ready()
         cap = self._options.max_output_tokens
         work = await self._in_thread(_num_chars(request), lambda: prepare(request, tokenizer, welcome, cap))
@@ -167,13 +162,19 @@ class HFBackend:
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """See `Tokenizing`. Works while the engine is down."""
+        self._check_model(request.model)
         tokenizer = self._loaded()
         return await self._in_thread(_num_chars(request), lambda: _tokenize(request, tokenizer))
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """See `Tokenizing`. Works while the engine is down."""
+        self._check_model(model)
         tokenizer = self._loaded()
         return await self._in_thread(len(token_ids), lambda: tokenizer.decode(token_ids))
+
+    def _check_model(self, model: str) -> None:
+        if model != self._name:
+            raise ModelNotFound(f"The model '{model[:200]}' does not exist or you do not have access to it.")
 
     def _loaded(self) -> ModelTokenizer:
         if self._tokenizer is None:
@@ -185,7 +186,7 @@ class HFBackend:
         tokenizer, welcome, status = self._loaded(), self._client.welcome, self._client.status()
         if welcome is None or not status.ready:
             raise Unavailable(f"The model is not ready: {status.detail}.", retry_after_s=FIRST_RETRY_S)
-        self._max_model_len = welcome.max_model_len
+        self._max_model_len = min(welcome.max_model_len, welcome.max_sequence_tokens)
         return tokenizer, welcome
 
     async def _in_thread(self, num_chars: int, work: Callable[[], T]) -> T:
@@ -197,19 +198,17 @@ class HFBackend:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                self._tokenizer = await asyncio.get_running_loop().run_in_executor(self._long, self._load_tokenizer)
-                self._max_model_len = await asyncio.get_running_loop().run_in_executor(self._long, self._context_length)
-                return
+                model = await asyncio.get_running_loop().run_in_executor(self._long, self._load_model)
             except (ConfigError, OSError) as error:
                 self._detail = "the tokenizer cannot be loaded"
                 log.error("%s; trying again in %g s", error, delay_s)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_RETRY_S)
-
-    def _context_length(self) -> int | None:
-        """Tokens the model takes: its config's figure or the operator's bound, whichever is less."""
-        known = [length for length in (context_length(self._folder()), self._options.max_model_len) if length]
-        return min(known, default=None)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+            else:
+                self._tokenizer = model.tokenizer
+                known = [length for length in (model.max_model_len, self._max_model_len) if length is not None]
+                self._max_model_len = min(known, default=None)
+                return
 
 
 def socket_path(context: BackendContext) -> Path:
@@ -238,20 +237,6 @@ def served_name(options: HFOptions) -> str:
     )
 
 
-def context_length(folder: Path) -> int | None:
-    """The most tokens a sequence may have, from the model's `config.json`; None where it does not say."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.DecodeError):
-        return None
-    for table in (config.get("text_config"), config):
-        if isinstance(table, dict):
-            for field in CONTEXT_FIELDS:
-                if isinstance(length := table.get(field), int) and length > 0:
-                    return length
-    return None
-
-
 def _stamped(work: Work) -> Sequence[Submit]:
     now = time.monotonic()
     for submit in work.submits:
@@ -266,6 +251,15 @@ def _check_extra(context: BackendContext) -> None:
             f'backends.{context.name}.type: "hf" needs {", ".join(missing)}, not installed; '
             "run: pip install 'laneway[hf]'"
         )
+
+
+def _load_front(options: HFOptions) -> FrontModel:
+    """From the model's folder, without torch."""
+    from backends.hf import loader
+    from backends.hf.checkpoint import Checkpoint
+
+    folder = loader.tokenizer_dir(options)
+    return FrontModel(ModelTokenizer.load(folder, options.trust_remote_code), Checkpoint.read(folder).max_model_len)
 
 
 def _tokenize(request: TokenizeRequest, tokenizer: ModelTokenizer) -> Tokens:

@@ -29,6 +29,7 @@ from backends.hf.step_time import StepTime
 log = logging.getLogger("laneway.hf.engine")
 
 STATS_EVERY_S = 0.5
+LONGEST_DECAY = 0.95  # of the longest step, a report: it counts as recent for about half a minute
 MAX_FAILED_STEPS = 3  # in a row; then the fault is not a request's, and the process ends to be started anew
 
 
@@ -206,7 +207,7 @@ class Engine:
         stats.kv_blocks_total = self._runner.num_blocks
         stats.kv_blocks_used = self._runner.num_blocks - self._scheduler.num_free_blocks
         self._deliver(None, _copy(stats))
-        stats.longest_step_s = 0.0
+        stats.longest_step_s *= LONGEST_DECAY
 
 
 def _copy(stats: Stats) -> Stats:

@@ -133,6 +133,7 @@ def _from_pretrained(plan: Plan, options: HFOptions, dtype: torch.dtype, attn_im
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named in `info`, and refused below
             **where,
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:

@@ -155,10 +155,11 @@ def _cgroup_memory(folder: Path) -> tuple[int, int]:
     """Limit and use of one cgroup, version 2 or 1. File pages the kernel can drop do not count as used."""
     limit = _read(folder / "memory.max").strip() or _read(folder / "memory.limit_in_bytes").strip()
     used = _read(folder / "memory.current").strip() or _read(folder / "memory.usage_in_bytes").strip()
-    droppable = re.search(r"^(?:total_)?inactive_file (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+    pages: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(folder / "memory.stat"), re.MULTILINE))
+    droppable = int(pages.get("total_inactive_file", pages.get("inactive_file", "0")))
     if not limit.isdigit() or not used.isdigit():
         return NO_LIMIT, 0
-    return int(limit), max(0, int(used) - (int(droppable[1]) if droppable else 0))
+    return int(limit), max(0, int(used) - droppable)
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:

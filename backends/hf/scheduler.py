@@ -183,7 +183,7 @@ class Scheduler:
     def _victims_for(self, newcomer: Sequence) -> list[Sequence]:
         """The fewest sequences of lower lanes whose blocks and rows let the newcomer in; none if all are not enough."""
         priority = self._queue.priority(newcomer.lane)
-        lower = [s for s in self._running if self._queue.priority(s.lane) > priority and self._may_preempt(s)]
+        lower = [s for s in reversed(self._running) if self._queue.priority(s.lane) > priority and self._may_preempt(s)]
         victims: list[Sequence] = []
         blocks = self._pool.num_free
         for victim in sorted(lower, key=self._standing, reverse=True):
@@ -195,7 +195,8 @@ class Scheduler:
 
     def _victim(self) -> Sequence:
         """Lowest lane, then most recently admitted, then fewest generated; protected ones only when all are."""
-        return max([s for s in self._running if self._may_preempt(s)] or self._running, key=self._standing)
+        latest_first = list(reversed(self._running))
+        return max([s for s in latest_first if self._may_preempt(s)] or latest_first, key=self._standing)
 
     def _may_preempt(self, sequence: Sequence) -> bool:
         return sequence.num_preemptions < MAX_PREEMPTIONS

@@ -53,6 +53,9 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 MAX_UNREAD_BYTES = 64 * 1024 * 1024  # a front that leaves this much unread is taken for dead
 PR_SET_PDEATHSIG = 1
+# How long a thread of a parallel region spins for the others before it sleeps. The default, milliseconds, makes a step
+# take seconds as soon as another process wants a core: the spinner holds the core that its neighbour waits for.
+SPIN_COUNT = "2000"
 
 
 class EngineServer:
@@ -271,6 +274,7 @@ def run(name: str, run_dir: Path, build: BuildEngine) -> int:
 
 def _build(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver) -> tuple[SteppedEngine, Welcome]:
     """torch comes in here, after the process has tied itself to its parent."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from backends.hf.assembly import build_engine
 
     return build_engine(options, lanes, deliver)

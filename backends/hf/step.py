@@ -8,7 +8,9 @@ from backends.hf.plan import Row, StepPlan
 from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 
-SHARE = 1 / 8  # of a step's time: what the oldest prefill always gets, and what prefill gets when decodes take it all
+SHARE = (
+    1 / 8
+)  # of the time: what prefill keeps when decodes take all of a step, and the oldest prompt of what prefill has
 LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
 MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
 
@@ -27,7 +29,8 @@ class Step:
         self._max_tokens = max_tokens
         self._full_tokens = min(max(step_time.max_tokens(budget_s, 0, 0, 1, 0), MIN_CHUNK), max_tokens)
         self._tokens = self._attended = self._samples = 0
-        self._num_decodes = 0
+        self._num_decodes = self._num_granted = 0
+        self._share_s = 0.0
         self._has_short = False
 
     @property
@@ -39,27 +42,30 @@ class Step:
         """The decodes are in: what may follow is the rest of the time, and never less than a share of it."""
         self._num_decodes = len(self.chunks)
         self._limit_s = max(self._budget_s, self.predicted_s + self._budget_s * SHARE)
+        self._share_s = SHARE * (self._limit_s - self.predicted_s)
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether the whole of it takes many full steps; so it is long to its end."""
         return sequence.num_tokens > LONG_STEPS * self._full_tokens
 
     def share(self, sequence: Sequence) -> int:
-        """Tokens of it for a share of the step, at least one."""
-        fitting = self._fitting(sequence, self.predicted_s + self._budget_s * SHARE)
+        """Tokens of it for a share of the time that prefill has, at least one."""
+        fitting = self._fitting(sequence, self.predicted_s + self._share_s)
         return min(max(fitting, 1), self.left(sequence))
 
     def chunk(self, sequence: Sequence, is_due: bool) -> int:
         """Tokens of it to add now; 0 when nothing is to be added. The first prefill always gets one."""
-        left = self.left(sequence)
-        fitting = self._fitting(sequence, self._limit_s)
+        fitting = min(self._fitting(sequence, self._limit_s), self.left(sequence))
         if len(self.chunks) == self._num_decodes:
-            fitting = max(fitting, 1)
+            fitting = max(fitting, min(1, self.left(sequence)))
         if not self.is_long(sequence):
-            return self._worthwhile(sequence, fitting, left)
-        if is_due:
-            return min(fitting, self.share(sequence))
-        return 0 if self._has_short else self._worthwhile(sequence, fitting, left)
+            fitting = self._worthwhile(sequence, fitting)
+        elif is_due:
+            fitting = min(fitting, self.share(sequence))
+        else:
+            fitting = 0 if self._has_short else self._worthwhile(sequence, fitting)
+        self._num_granted += fitting > 0
+        return fitting
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Add so many tokens of it to what the step has of it."""
@@ -81,11 +87,11 @@ class Step:
             rows.append(Row(sequence, start, chunk, start + chunk == sequence.num_tokens))
         return StepPlan(tuple(rows), self.predicted_s)
 
-    def _worthwhile(self, sequence: Sequence, fitting: int, left: int) -> int:
+    def _worthwhile(self, sequence: Sequence, fitting: int) -> int:
         """What to take of the fitting tokens: all of the rest, else whole pieces, and no crumb for a row of its own."""
-        if fitting >= left:
-            return left
-        if fitting < MIN_CHUNK and sequence not in self.chunks and len(self.chunks) > self._num_decodes:
+        if fitting == sequence.num_tokens - self._start(sequence):
+            return fitting
+        if fitting < MIN_CHUNK and sequence not in self.chunks and self._num_granted:
             return 0
         return fitting - fitting % MIN_CHUNK if fitting > 2 * MIN_CHUNK else fitting
 

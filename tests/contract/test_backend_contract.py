@@ -94,7 +94,7 @@ async def _until_text(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
 async def _idle(backend: Backend) -> None:
     """Nothing is running any more. An engine of its own says so at its next step, hence the waiting."""
     async with asyncio.timeout(PATIENCE_S):
-        while backend.health().running:  # noqa: ASYNC110 - what a backend reports can only be polled
+        while backend.health().running:
             await asyncio.sleep(0.005)
 
 
@@ -155,7 +155,7 @@ class TestBackendContract:
 
     async def test_cancelling_the_task_that_waits_for_a_chunk_cancels(self, subject: Subject) -> None:
         task = asyncio.create_task(_collect(subject.generate(max_tokens=ENDLESS, ignore_eos=True)))
-        while not subject.backend.health().running:  # noqa: ASYNC110 - as in `_idle`
+        while not subject.backend.health().running:
             await asyncio.sleep(0)
 
         task.cancel()

@@ -17,6 +17,7 @@ from backends.hf.messages import Output, Outputs, Stats, Submit
 from backends.hf.plan import Runner
 from backends.hf.runner import BatchedRunner
 from backends.hf.scheduler import Scheduler, SchedulerLimits
+from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 from backends.hf.torch_attention import TorchAttention
 from backends.types import FinishReason
@@ -100,7 +101,9 @@ def make_engine(
         max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens, max_step_s=1e9, max_model_len=max_model_len
     )
     step_time = StepTime()
-    queue = FairQueue({name: LaneShare(rule.priority, rule.floor) for name, rule in DEFAULT_LANE_RULES.items()})
+    queue: FairQueue[Sequence] = FairQueue(
+        {name: LaneShare(rule.priority, rule.floor) for name, rule in DEFAULT_LANE_RULES.items()}
+    )
     scheduler = Scheduler(BlockPool(runner.num_blocks, runner.block_size), queue, step_time, limits)
     return Engine(runner, scheduler, step_time, answers.deliver, clock=Ticks())
 

@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.served import IN_TIME_S, LANEWAY, SCRIPTED, Serve, eventually
 
 SLOW = SCRIPTED + "default_delay_s = 0.002\n"
@@ -93,24 +95,19 @@ def test_requests_that_fail_are_counted_and_shown(serve: Serve, tmp_path: Path) 
     assert "! long prompts:" in report["printed"]
 
 
-def test_an_interrupted_run_reports_what_it_has(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_reports_what_it_has(number: signal.Signals, serve: Serve, tmp_path: Path) -> None:
     served = serve(SLOW)
     arguments = (
-        "--scenario",
-        "prefix,throughput",
-        "--requests",
-        "2",
-        "--concurrency",
-        "1",
-        "--prefix-requests",
-        "9999",
+        *("--scenario", "prefix,throughput", "--prefix-requests", "9999"),
+        *("--requests", "2", "--concurrency", "1"),
     )
     argv = (*LANEWAY, "bench", served.address, "--dataset", str(dataset(tmp_path)), *arguments)
     errors = tmp_path / "errors"
     with errors.open("wb") as log:
         run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True)
         eventually(lambda: "shared prefix" in errors.read_text(), "the last scenario has begun")
-        run.send_signal(signal.SIGINT)
+        run.send_signal(number)
         printed, _ = run.communicate(timeout=IN_TIME_S)
 
     assert run.returncode == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import signal
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -139,12 +140,15 @@ def _measure(client: Client, wanted: list[str], report: Report) -> bool:
     try:
         with Phases() as phases, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(client, wanted, report, phases))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return False
     return True
 
 
 async def _run(client: Client, wanted: list[str], report: Report, phases: Phases) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     options = msgspec.convert(report.options, RunOptions)
     await client.pick_model(options.model)
     report.model = client.model
@@ -158,7 +162,9 @@ async def _run(client: Client, wanted: list[str], report: Report, phases: Phases
         prompts = await first_turns(dataset, options.requests, low, high, counter, options.seed)
         report.prompts = prompts.source
         levels = msgspec.convert(report.options, ThroughputOptions)
-        report.throughput = await run_throughput(client, levels, prompts, report.roofline, phases)
+        report.throughput = []
+        async for level in run_throughput(client, levels, prompts, report.roofline, phases):
+            report.throughput.append(level)
     if "hol" in wanted:
         hol = msgspec.convert(report.options, HolOptions)
         report.hol = await run_head_of_line(client, hol, counter, options.seed, phases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from msgspec import Struct, field
 
@@ -43,15 +43,13 @@ class Level(Struct, frozen=True, kw_only=True):
 
 async def run_throughput(
     client: Client, options: ThroughputOptions, prompts: Prompts, roofline: Roofline | None, phases: Phases
-) -> list[Level]:
+) -> AsyncIterator[Level]:
     """Every level in turn, each with all prompts."""
-    levels = []
     for concurrency in options.concurrency:
         step = phases.begin(f"throughput at {concurrency}", len(prompts.texts))
         began_at = time.perf_counter()
         replies = await _closed_loop(client, [user(text) for text in prompts.texts], concurrency, options, step)
-        levels.append(_level(concurrency, replies, time.perf_counter() - began_at, roofline))
-    return levels
+        yield _level(concurrency, replies, time.perf_counter() - began_at, roofline)
 
 
 async def _closed_loop(

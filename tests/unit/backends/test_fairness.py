@@ -132,6 +132,21 @@ def test_being_idle_earns_nothing() -> None:
     assert served["w"] == served["n"] == 50
 
 
+def test_what_was_used_while_nobody_waited_is_no_debt() -> None:
+    queue = Queue()
+    for tenant in ("heavy", "light"):
+        queue.push(tenant, tenant=tenant)
+    queue.all()
+    queue.fair.charge("heavy", 100_000)
+    queue.fair.charge("light", 10)
+
+    queue.push("l", tenant="light", size=9)
+    queue.push("h", tenant="heavy", size=1)
+
+    assert queue.fair.counter("standard", "light") == queue.fair.counter("standard", "heavy")
+    assert queue.all() == ["l", "h"]
+
+
 def test_the_counter_of_one_lane_is_not_lifted_by_those_who_wait_in_another() -> None:
     queue = Queue()
     queue.push("slow", "batch", tenant="patient")

@@ -239,7 +239,7 @@ async def test_a_hang_can_be_cancelled(backend: ScriptedBackend, after_tokens: i
 async def test_stopping_ends_a_hang_and_a_long_wait(backend: ScriptedBackend) -> None:
     scripts = [{"fail": {"kind": "hang"}}, {"first_delay_s": 3600}, {"tokens": ["a", "b"], "delay_s": 3600}]
     tasks = [asyncio.create_task(_play(backend, script)) for script in scripts]
-    while backend.health().running < len(scripts):  # noqa: ASYNC110 - what a backend reports can only be polled
+    while backend.health().running < len(scripts):
         await asyncio.sleep(0)
 
     await backend.stop()

@@ -53,6 +53,7 @@ class Job:
         self.submit = submit
         self.value = fold(7, submit.prompt_ids)
         self.num_output = 0
+        self.began = False
 
     def advance(self) -> int:
         token = 97 + self.value % 26
@@ -79,7 +80,7 @@ class FakeEngine:
         self._inbox.append(lambda: self._drop((origin, sequence_id)))
 
     def close(self, origin: object) -> None:
-        self._inbox.append(lambda: [self._drop(key) for key in list(self.live) if key[0] is origin])
+        self._inbox.append(lambda: self._drop(*(key for key in self.live if key[0] is origin)))
 
     def step(self) -> bool:
         while self._inbox:
@@ -101,8 +102,11 @@ class FakeEngine:
             time.sleep(3600)
         if CRASH_TOKEN in submit.prompt_ids:
             raise MemoryError("no memory for this step")
+        if not job.began:
+            job.began = True
+            return Output(submit.id, began=True)
         token = job.advance()
-        output = Output(submit.id, token_ids=[token], began=job.num_output == 1)
+        output = Output(submit.id, token_ids=[token])
         if token in submit.stop_token_ids and job.num_output >= submit.min_tokens:
             output.finish_reason, output.stop_token_id = FinishReason.STOP, token
         elif job.num_output >= submit.max_tokens:
@@ -111,8 +115,9 @@ class FakeEngine:
             self._drop(key)
         return output
 
-    def _drop(self, key: tuple[object, int]) -> None:
-        self.live.pop(key, None)
+    def _drop(self, *keys: tuple[object, int]) -> None:
+        for key in keys:
+            self.live.pop(key, None)
 
 
 def welcome(version: int = PROTOCOL_VERSION) -> Welcome:

@@ -1,4 +1,4 @@
-"""Tiny tokenizers in the two styles there are, saved as model folders: bytes (GPT-2) and byte fallback (SentencePiece)."""
+"""Tiny tokenizers in the two styles there are, saved as model folders: bytes, and pieces with byte fallback."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from backends.fairness import FairQueue, LaneShare
 from backends.hf.block_pool import BlockPool
-from backends.hf.plan import StepPlan
+from backends.hf.plan import Row, StepPlan
 from backends.hf.scheduler import Scheduler, SchedulerLimits
 from backends.hf.sequence import Sequence, SequenceStatus, TokenParams
 from backends.hf.step import SHARE
@@ -228,7 +228,7 @@ class World:
         assert not waiting_prefills or any(s.id in rows for s in waiting_prefills), "no prefill moved"
         self._check_time(plan, [row for row in plan.rows if row.sequence in decodes])
 
-    def _check_time(self, plan: StepPlan, decode_rows: list) -> None:  # type: ignore[type-arg]
+    def _check_time(self, plan: StepPlan, decode_rows: list[Row]) -> None:
         predict = self.step_time.predict
         assert abs(plan.predicted_s - predict(plan.num_tokens, plan.num_attended, plan.num_samples)) < 1e-9
         decodes = StepPlan(tuple(decode_rows))

@@ -68,17 +68,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        for pattern, answer in (
-            (r"^/api/models/(.+?)/revision/(.+)$", self._info),
-            (r"^/api/models/(.+?)/tree/(.+)$", self._tree),
-            (r"^/(.+?)/resolve/([^/]+)/(.+)$", self._file),
-        ):
-            if found := re.match(pattern, path):
-                repo, revision, *rest = found.groups()
-                if self._may(repo, revision):
-                    answer(self.hub.repos[repo], *rest, with_body=with_body)  # type: ignore[operator]
-                return
-        self._refuse(404, "EntryNotFound")
+        if found := re.match(r"^/api/models/(.+?)/(revision|tree)/(.+)$", path):
+            if self._may(found[1], found[3]):
+                folder = self.hub.repos[found[1]]
+                self._json(_info(folder) if found[2] == "revision" else _tree(folder))
+        elif found := re.match(r"^/(.+?)/resolve/([^/]+)/(.+)$", path):
+            if self._may(found[1], found[2]):
+                self._file(self.hub.repos[found[1]], found[3], with_body)
+        else:
+            self._refuse(404, "EntryNotFound")
 
     def _may(self, repo: str, revision: str) -> bool:
         if repo not in self.hub.repos:
@@ -90,18 +88,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             return True
         return False
-
-    def _info(self, folder: Path, with_body: bool) -> None:
-        names = [{"rfilename": path.name} for path in sorted(folder.iterdir())]
-        self._json({"id": "stand/in", "sha": COMMIT, "siblings": names, "private": False, "tags": [], "downloads": 0})
-
-    def _tree(self, folder: Path, with_body: bool) -> None:
-        self._json(
-            [
-                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _etag(path)}
-                for path in sorted(folder.iterdir())
-            ]
-        )
 
     def _file(self, folder: Path, name: str, with_body: bool) -> None:
         file = folder / name
@@ -147,6 +133,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Error-Message", "refused")
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+def _info(folder: Path) -> object:
+    names = [{"rfilename": path.name} for path in sorted(folder.iterdir())]
+    return {"id": "stand/in", "sha": COMMIT, "siblings": names, "private": False, "tags": [], "downloads": 0}
+
+
+def _tree(folder: Path) -> object:
+    return [
+        {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _etag(path)}
+        for path in sorted(folder.iterdir())
+    ]
 
 
 def _etag(file: Path) -> str:

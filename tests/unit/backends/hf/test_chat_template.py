@@ -1,14 +1,16 @@
-"""Messages reach every template in a form it takes, in order and whole; what a template refuses is the caller's error."""
+"""Messages reach every template in a form it takes, in order and whole; what it refuses is the caller's error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from backends.errors import InvalidRequest, UnsupportedParameter
 from backends.hf.chat_template import ChatPrompt
+from backends.hf.tokenizer import HFTokenizer
 from backends.types import ChatTemplate, MediaPart, Message, TextPart, ToolCall
 from tests.unit.backends.hf.fake_tokenizers import CHATML, byte_level
 
@@ -40,7 +42,7 @@ TOOLS = (
 def prompt(template: str | None) -> ChatPrompt:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<|bos|>", eos_token="<|end|>")
     tokenizer.chat_template = template
-    return ChatPrompt(tokenizer)
+    return ChatPrompt(cast(HFTokenizer, tokenizer))
 
 
 def render(template: str | None, *messages: Message, **options: object) -> str:
@@ -116,7 +118,9 @@ def test_the_templates_own_words_explain_a_refusal() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{% broken", "{{ nothing.at.all }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{% broken", "{{ nothing.at.all }}"]
+)
 def test_a_broken_template_is_an_error_and_not_a_crash(template: str) -> None:
     with pytest.raises(InvalidRequest):
         render(template, user("A"))

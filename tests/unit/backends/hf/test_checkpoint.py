@@ -110,7 +110,7 @@ def test_a_checkpoint_of_pickles_alone_is_refused(copy: Folder, name: str) -> No
     folder = copy("model.safetensors")
     (folder / name).write_bytes(b"pickle")
 
-    with pytest.raises(ConfigError, match="pickle.*Convert them to safetensors"):
+    with pytest.raises(ConfigError, match=r"pickle.*Convert them to safetensors"):
         check(folder)
 
 
@@ -123,7 +123,7 @@ def test_safetensors_of_another_name_are_not_guessed(copy: Folder) -> None:
     folder = copy()
     (folder / "model.safetensors").rename(folder / "other.safetensors")
 
-    with pytest.raises(ConfigError, match="neither model.safetensors nor"):
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
         check(folder)
 
 

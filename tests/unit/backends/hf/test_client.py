@@ -167,7 +167,7 @@ async def test_another_protocol_version_is_named_and_not_ready(run_dir: Path, an
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(encode_frame(answer))
-        await writer.drain()
+        writer.close()
 
     HeartbeatWriter(run_dir / "local.heartbeat").beat()
     async with await asyncio.start_unix_server(greet, run_dir / "local.sock"):
@@ -186,7 +186,7 @@ async def test_an_engine_that_sends_nonsense_is_left_and_tried_again(run_dir: Pa
         nonlocal greetings
         greetings += 1
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
+        writer.close()
 
     async with await asyncio.start_unix_server(greet, run_dir / "local.sock"):
         client = EngineClient(run_dir / "local.sock", run_dir / "local.heartbeat")

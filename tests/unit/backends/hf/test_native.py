@@ -34,7 +34,10 @@ def step(
     free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     keys = torch.full((num_blocks, kv_heads, BLOCK, dim), float("nan"), dtype=torch.bfloat16)
     values = keys.clone()
-    plan, tables, queries, expected = [], [], [], []
+    plan: list[tuple[int, int, int, int]] = []
+    tables: list[int] = []
+    queries: list[Tensor] = []
+    expected: list[Tensor] = []
     for start, count in rows:
         length = start + count
         table = [free.pop() for _ in range(-(-length // BLOCK))]
@@ -43,7 +46,7 @@ def step(
         slots = torch.tensor([table[i // BLOCK] * BLOCK + i % BLOCK for i in range(length)])
         kernels.store(key, value, keys, values, slots)
         query = torch.randn(count, heads, dim, generator=generator).bfloat16()
-        plan.append((sum(len(q) for q in queries), start, count, len(tables)))
+        plan.append((sum(map(len, queries)), start, count, len(tables)))
         tables += table
         queries.append(query)
         seen = torch.ones(count, length).tril(start).bool()
@@ -55,8 +58,8 @@ def step(
             for t in (query, key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
         )
         expected.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1))
-    integers = (torch.tensor(plan, dtype=torch.int32), torch.tensor(tables, dtype=torch.int32))
-    found = kernels.attend(torch.cat(queries), keys, values, *integers, scale=dim**-0.5, window=window)
+    rows_tensor, blocks = torch.tensor(plan, dtype=torch.int32), torch.tensor(tables, dtype=torch.int32)
+    found = kernels.attend(torch.cat(queries), keys, values, rows_tensor, blocks, dim**-0.5, window)
     return found.float(), torch.cat(expected)
 
 
@@ -111,10 +114,9 @@ def test_rotation_and_storing_equal_the_models_own_rotation(kernels: NativeKerne
     slots = torch.arange(tokens) + 32
     pages = [torch.zeros(3, kv_heads, BLOCK, dim, dtype=torch.bfloat16) for _ in range(4)]
 
-    kernels.store(
-        rotated[:, heads : heads + kv_heads], fused.view(tokens, -1, dim)[:, heads + kv_heads :], *pages[:2], slots
-    )
-    kernels.rotate_and_store(fused, cos, sin, *pages[2:], slots, heads)
+    value = fused.view(tokens, -1, dim)[:, heads + kv_heads :]
+    kernels.store(rotated[:, heads : heads + kv_heads], value, pages[0], pages[1], slots)
+    kernels.rotate_and_store(fused, cos, sin, pages[2], pages[3], slots, heads)
 
     torch.testing.assert_close(fused.view(tokens, -1, dim)[:, :heads], rotated[:, :heads], rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(pages[2], pages[0], rtol=1e-2, atol=1e-2)

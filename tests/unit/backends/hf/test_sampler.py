@@ -22,7 +22,7 @@ def drawn(logits: Tensor, count: int, **params: object) -> Counter[int]:
 
 def chi_square(counts: Counter[int], probabilities: Tensor) -> float:
     total = sum(counts.values())
-    return sum((counts[i] - total * p) ** 2 / (total * p) for i, p in enumerate(probabilities.tolist()) if p > 0)
+    return sum(float((counts[i] - total * p) ** 2 / (total * p)) for i, p in enumerate(probabilities.tolist()) if p > 0)
 
 
 LOGITS = torch.linspace(2, -2, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(3))]

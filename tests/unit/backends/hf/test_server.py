@@ -101,7 +101,7 @@ async def test_fronts_may_use_the_same_sequence_ids(run_dir: Path, engine: FakeE
         mine, theirs = one.submit([submit_of([1], 50)]), other.submit([submit_of([2], 50)])
 
         assert mine.ids == theirs.ids
-        assert await asyncio.gather(collect(mine), collect(theirs)) == [answer_to([1], 50), answer_to([2], 50)]
+        assert [await collect(mine), await collect(theirs)] == [answer_to([1], 50), answer_to([2], 50)]
 
 
 async def test_an_abort_reaches_the_engine(run_dir: Path, engine: FakeEngine) -> None:
@@ -116,7 +116,7 @@ async def test_an_abort_reaches_the_engine(run_dir: Path, engine: FakeEngine) ->
 
 async def test_a_front_that_does_not_read_is_dropped_and_the_others_go_on(run_dir: Path, engine: FakeEngine) -> None:
     wish = encode_frame(Hello(PROTOCOL_VERSION)) + b"".join(
-        encode_frame(Submit(id=i, prompt_ids=[i], max_tokens=10**6)) for i in range(2000)
+        encode_frame(Submit(id=i, prompt_ids=[1], max_tokens=10**6)) for i in range(2000)
     )
     _, writer = await raw_front(run_dir, wish)
     async with front(run_dir) as client:
@@ -136,9 +136,7 @@ async def test_a_front_that_does_not_read_is_dropped_and_the_others_go_on(run_di
         pytest.param(encode_frame(Hello(PROTOCOL_VERSION + 1)), id="another version"),
     ],
 )
-async def test_a_front_that_speaks_something_else_is_refused(
-    run_dir: Path, engine: FakeEngine, first: bytes
-) -> None:
+async def test_a_front_that_speaks_something_else_is_refused(run_dir: Path, engine: FakeEngine, first: bytes) -> None:
     reader, writer = await raw_front(run_dir, first)
     (body,) = FrameReader().feed(await reader.read())  # up to the end of the connection
 
@@ -160,7 +158,7 @@ async def test_the_socket_belongs_to_its_user_alone_and_goes_with_the_server(run
 def test_a_socket_that_cannot_be_made_stops_the_start(run_dir: Path) -> None:
     sockets = server.EngineServer(run_dir / "missing" / "local.sock")
 
-    with pytest.raises(OSError, match="missing|No such file"):
+    with pytest.raises(OSError, match="No such file"):
         sockets.start(EngineLoop(FakeEngine(sockets.deliver), lambda: None), welcome())
 
 
@@ -204,7 +202,8 @@ def test_the_engine_ends_with_its_parent_however_that_ends(run_dir: Path, stdin:
 )
 def test_options_that_cannot_work_end_with_one_line_and_code_2(run_dir: Path, options: str, names: str) -> None:
     command = [sys.executable, "-m", "backends.hf.server", "--name", "local", "--run-dir", str(run_dir)]
-    run = subprocess.run([*command, "--options", options], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command += ["--options", options, "--lanes", "{}"]
+    run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
     assert run.returncode == server.EXIT_CONFIG
     assert run.stderr.startswith("backends.local: ")

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.backends.hf.fake_tokenizers import byte_level, save, sentencepiece
 
 from backends.errors import ConfigError, InvalidRequest
 from backends.hf.tokenizer import HFTokenizer, ModelTokenizer
 from backends.types import ChatTemplate, Message
+from tests.unit.backends.hf.fake_tokenizers import byte_level, save, sentencepiece
 
 EMOJI = "a 😀 é 漢字 👩‍👩‍👧 z"
 

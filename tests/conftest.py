@@ -50,3 +50,11 @@ def smollm2_dir(laneway_home: Path) -> Path:
     from backends.hf.catalog import DEFAULT_MODEL, Catalog
 
     return Catalog(laneway_home).prepare(DEFAULT_MODEL).folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that computes in no time, with a context long enough for answers that never end, to be served."""
+    from tests import tiny_models
+
+    return tiny_models.save("llama", tmp_path_factory.mktemp("models") / "tiny-llama", max_model_len=16384)

@@ -92,16 +92,29 @@ def build(name: str, seed: int = 0) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def save(name: str, path: Path, tokenizer: bool = True, seed: int = 0, max_shard_size: str | None = None) -> Path:
-    """Write such a model as a folder; with `tokenizer` it can be served. `max_shard_size` as in "50KB" makes shards."""
+def save(
+    name: str,
+    path: Path,
+    tokenizer: bool = True,
+    seed: int = 0,
+    max_shard_size: str | None = None,
+    max_model_len: int | None = None,
+) -> Path:
+    """Write such a model as a folder; with `tokenizer` it can be served. `max_shard_size` as in "50KB" makes shards.
+
+    `max_model_len` is another context length, for families whose weights do not depend on it.
+    """
     shards = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    build(name, seed).save_pretrained(path, **shards)
+    model = build(name, seed)
+    if max_model_len is not None:
+        model.config.max_position_embeddings = max_model_len
+    model.save_pretrained(path, **shards)
     if tokenizer:
-        tiny_tokenizer().save_pretrained(path)
+        tiny_tokenizer(max_model_len or MAX_MODEL_LEN).save_pretrained(path)
     return path
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(max_model_len: int = MAX_MODEL_LEN) -> PreTrainedTokenizerFast:
     """Byte-level BPE with a chat template: `<|im_start|>role`, text, `<|im_end|>`."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a")]
@@ -118,6 +131,6 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=PAD,
         chat_template=CHAT_TEMPLATE,
-        model_max_length=MAX_MODEL_LEN,
+        model_max_length=max_model_len,
         clean_up_tokenization_spaces=False,
     )

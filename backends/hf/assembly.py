@@ -142,7 +142,10 @@ def _may_be_native(loaded: LoadedModel, options: HFOptions) -> bool:
 
 
 def _is_batchable(loaded: LoadedModel) -> bool:
-    """Whether the model's class goes through the attention interface, and its positions are its own affair."""
+    """Whether the class goes through the attention interface, a row's positions are its own affair, and all of the
+    model is in one place, as the pages are."""
+    if len(set(getattr(loaded.model, "hf_device_map", {}).values())) > 1:
+        return False
     rope: Any = getattr(loaded.config.get_text_config(), "rope_parameters", None) or {}
     rules = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return bool(loaded.model.is_backend_compatible()) and not any(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens each; every block is free or in exactly one table."""
@@ -13,7 +11,7 @@ class BlockPool:
             raise ValueError(f"a pool needs blocks and room in them, not {num_blocks} blocks of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = deque(range(num_blocks))
+        self._free = list(reversed(range(num_blocks)))
         self._is_free = bytearray(b"\x01" * num_blocks)
 
     @property
@@ -32,7 +30,7 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks; the caller has asked `can_allocate`."""
         assert self.can_allocate(num_blocks), f"{num_blocks} blocks wanted, {len(self._free)} free"
-        taken = [self._free.popleft() for _ in range(num_blocks)]
+        taken = [self._free.pop() for _ in range(num_blocks)]
         for block in taken:
             self._is_free[block] = 0
         return taken
@@ -42,7 +40,8 @@ class BlockPool:
         table += self.allocate(max(0, self.blocks_for(num_tokens) - len(table)))
 
     def free(self, table: list[int]) -> None:
-        """Take back all blocks of a table, and empty it. The tail returns first, so that it is reused first."""
+        """Take back all blocks of a table, and empty it. What was freed last is reused first: memory once written serves
+        again before new memory is touched."""
         for block in reversed(table):
             assert not self._is_free[block], f"block {block} freed twice"
             self._is_free[block] = 1

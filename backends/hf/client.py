@@ -250,7 +250,7 @@ class EngineClient:
             async with asyncio.timeout(HANDSHAKE_S):
                 welcome = await connection.welcome
             self._reader = HeartbeatReader(self._heartbeat)
-            self._connection, self.welcome, self.stats = connection, welcome, Stats()
+            self._connection, self.welcome = connection, welcome
             log.info("connected to the engine")
             await connection.lost
             log.warning("lost the engine; %d sequences fail", len(self._table))
@@ -263,6 +263,7 @@ class EngineClient:
             return
         self._reader.close()
         self._reader, self._connection, self.welcome = None, None, None
+        self.stats = Stats()  # an engine that is gone computes nothing
         self._detail = "the engine went away; waiting for it to come back"
         self._table.fail(lambda: EngineDied("The engine ended while this request was in it.", retry_after_s=1.0))
 

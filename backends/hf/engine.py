@@ -162,9 +162,14 @@ class Engine:
             text = f"{sequence.num_tokens} tokens can never fit the KV cache."
             self._deliver(origin, Outputs([Output(submit.id, error=ERROR_TOO_LONG, message=text)]))
             return
+        try:
+            self._scheduler.add(sequence)
+        except KeyError:
+            text = f"The engine knows no lane {submit.lane[:40]!r}."
+            self._deliver(origin, Outputs([Output(submit.id, error=ERROR_FAILED, message=text)]))
+            return
         self._fronts.setdefault(origin, {})[submit.id] = sequence
         self._owners[sequence.id] = (origin, submit.id)
-        self._scheduler.add(sequence)
 
     def _abort(self, origin: object, sequence_id: int) -> None:
         sequence = self._fronts.get(origin, {}).get(sequence_id)

@@ -22,7 +22,8 @@ class HeartbeatWriter:
         """The loop is alive now."""
         if self._map is None:
             self._map = self._create()
-        BEAT.pack_into(self._map, 0, time.monotonic())
+        # One store of eight bytes. `pack_into` would clear them first, and a reader could meet the zeros.
+        self._map[:] = BEAT.pack(time.monotonic())
 
     def close(self) -> None:
         """Remove the file: this process ends, it does not hang."""

@@ -127,7 +127,7 @@ class LocalClient:
     async def stop(self) -> None:
         """See `Client`."""
         self._thread.leave(self)
-        self._engine = None
+        self._engine, self.stats = None, Stats()
         self._table.fail(lambda: Unavailable("The backend is shutting down."))
 
     def status(self) -> ClientStatus:
@@ -154,9 +154,15 @@ class LocalClient:
         """From the engine's thread, as its last word."""
         assert self._asyncio is not None
         with contextlib.suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._table.fail, _died)
+            self._asyncio.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self.stats = Stats()
+        self._table.fail(_died)
 
     def _receive(self, message: Outputs | Stats) -> None:
+        if self._engine is None:
+            return  # stopped while this was on its way
         if isinstance(message, Stats):
             self.stats = message
         else:

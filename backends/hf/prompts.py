@@ -6,8 +6,7 @@ Everything in here may take long for a long text, so the backend calls it in a t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -52,7 +51,7 @@ def prepare(
 
 def check_supported(request: GenerateRequest) -> None:
     """Refuse what the engine cannot do, rather than ignore it. Raises `UnsupportedParameter` or `InvalidRequest`."""
-    for name, is_asked in (*_sampling_asks(request.sampling), *_body_asks(request.body)):
+    for name, is_asked in (*_sampling_asks(request.sampling), *_other_asks(request)):
         if is_asked:
             raise UnsupportedParameter(f"This model does not support {name}.", param=name)
     num_choices = request.sampling.n * max(1, len(request.prompts))
@@ -72,21 +71,13 @@ def _sampling_asks(sampling: SamplingParams) -> list[tuple[str, bool]]:
     ]
 
 
-def _body_asks(body: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Features that have no field in `GenerateRequest` yet; their neutral values are fine."""
-    response_format = body.get("response_format")
-    plain = not isinstance(response_format, dict) or response_format.get("type", "text") == "text"
+def _other_asks(request: GenerateRequest) -> list[tuple[str, bool]]:
+    response_format = request.response_format or {}
     return [
-        ("tools", bool(body.get("tools")) and body.get("tool_choice") != "none"),
-        ("functions", bool(body.get("functions")) and body.get("function_call") != "none"),
-        ("response_format", not plain),
-        ("suffix", bool(body.get("suffix"))),
-        ("use_beam_search", bool(body.get("use_beam_search"))),
-        *((name, body.get(name) is not None) for name in _GRAMMARS),
+        ("tools", bool(request.tools) and request.tool_choice != "none"),
+        ("response_format", response_format.get("type", "text") != "text"),
+        ("structured_outputs", bool(request.structured_outputs)),
     ]
-
-
-_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def _prompts(request: GenerateRequest, tokenizer: ModelTokenizer) -> list[Prompt]:

@@ -8,9 +8,7 @@ from backends.hf.plan import Row, StepPlan
 from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 
-SHARE = (
-    1 / 8
-)  # of the time: what prefill keeps when decodes take all of a step, and the oldest prompt of what prefill has
+SHARE = 1 / 8  # of the time: what prefill keeps when decodes take all of a step, and the oldest prompt of what it has
 LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
 MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
 

@@ -1,6 +1,8 @@
-"""How long a step will take: a model fitted while serving, seconds = a + b·tokens + c·attended + d·samples. No torch.
+"""How long a step will take: a model fitted while serving, pace · (a + b·tokens + c·attended + d·samples). No torch.
 
-A Kalman filter whose coefficients drift: what recent steps say nothing about keeps its value and becomes less certain.
+The pace is the machine's: a busy neighbour slows all of a step alike. It rises fast and falls slowly, so that a slow
+spell shortens the next steps at once. The coefficients are the model's, and learn from what the pace does not explain,
+by a Kalman filter in which they drift: what recent steps say nothing about keeps its value and becomes less certain.
 Errors are relative, so that a step of a millisecond counts as much as one of a hundred; one wild measurement (a page
 fault, a busy neighbour) is clipped. A line is not the truth: matrix products cost the same from 1 to about 16 tokens.
 So steps without a real chunk of a prompt say nothing about b (the plateau would teach that tokens are free), and a
@@ -17,7 +19,8 @@ from backends.hf.plan import StepPlan
 
 SIZES = (1.0, 64.0, 65536.0, 16.0)  # of the four inputs, so that the coefficients are all seconds of like magnitude
 NOISE = 0.1  # relative, of one measurement
-DRIFT = 0.01  # relative, of a coefficient from one step to the next
+DRIFT = 0.003  # relative, of a coefficient from one step to the next
+PACE_UP, PACE_DOWN = 0.4, 0.05  # of the way to the latest step's pace
 SURPRISE = 3.0  # a measurement counts as at most this many times the prediction, and at least its inverse
 PLATEAU = 16  # tokens that cost as much as one
 
@@ -39,6 +42,7 @@ class StepTime:
         start = (prior.step_s, prior.token_s, prior.attended_s, prior.sample_s)
         self._theta = [value * size for value, size in zip(start, SIZES, strict=True)]
         self._most_tokens = 64
+        self._pace = 1.0
         doubt = [max(value, 1e-6) for value in self._theta]
         self._least = [1e-3 * value for value in doubt]  # drift never stops, even at zero
         self._cap = [value * value for value in doubt]
@@ -46,8 +50,8 @@ class StepTime:
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
-        """Seconds a step, a token, a query-key pair, a sampled row."""
-        a, b, c, d = (value / size for value, size in zip(self._theta, SIZES, strict=True))
+        """Seconds a step, a token, a query-key pair, a sampled row, at the present pace."""
+        a, b, c, d = (self._pace * value / size for value, size in zip(self._theta, SIZES, strict=True))
         return a, b, c, d
 
     def predict(self, tokens: int, attended: int, samples: int) -> float:
@@ -64,7 +68,9 @@ class StepTime:
         self._most_tokens = max(self._most_tokens, tokens)
         x = [value / size for value, size in zip((1, tokens, attended, samples), SIZES, strict=True)]
         predicted = max(sum(xi * ti for xi, ti in zip(x, self._theta, strict=True)), 1e-9)
-        seen = min(max(seconds, predicted / SURPRISE), predicted * SURPRISE)
+        ratio = min(max(seconds / predicted, self._pace / SURPRISE), self._pace * SURPRISE)
+        self._pace += (PACE_UP if ratio > self._pace else PACE_DOWN) * (ratio - self._pace)
+        seen = ratio * predicted / self._pace
         self._drift()
         p = self._covariance
         px = [sum(row[j] * x[j] for j in range(4)) for row in p]

@@ -1,6 +1,7 @@
 """What every backend promises, in one class that runs against each of them.
 
-To add a backend, write an async context manager that starts one and yields a `Subject`, and name it in `SUBJECTS`.
+To add a backend, write an async context manager that starts one and yields a `Subject`, and name it in `SUBJECTS`. It
+gets the test's `request`, for the fixtures it needs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from backends.errors import (
 )
 from backends.scripted import ScriptedBackend, ScriptedOptions
 from backends.types import Chunk, FinishReason, GenerateRequest, Message, SamplingParams, TokenizeRequest
+from tests.contract.tiny_engine import TinyEngine
 
 PATIENCE_S = 60
 ENDLESS = 100_000  # a max_tokens that no test waits for
@@ -60,21 +61,36 @@ class Subject(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def scripted(tmp_path: Path) -> AsyncIterator[Subject]:
+async def scripted(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     options = ScriptedOptions(models=("scripted",), default_delay_s=0.0005)
-    backend = ScriptedBackend.create(options, BackendContext(name="test", run_dir=tmp_path))
+    context = BackendContext(name="test", run_dir=request.getfixturevalue("tmp_path"))
+    backend = ScriptedBackend.create(options, context)
     await backend.start()
     yield Subject(backend, "scripted")
     await backend.stop()
 
 
-SUBJECTS = [scripted]
+@asynccontextmanager
+async def hf(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    """A front of its own for each test, on one engine for all of them."""
+    engine: TinyEngine = request.getfixturevalue("tiny_engine")
+    backend = engine.backend()
+    await backend.start()
+    async with asyncio.timeout(PATIENCE_S):
+        while not backend.health().ready:
+            await asyncio.sleep(0.005)
+    yield Subject(backend, "tiny-llama")
+    await backend.stop()
+    await engine.until_empty()
+
+
+SUBJECTS = [scripted, hf]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda make: make.__name__)
-async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    make: Callable[[Path], AbstractAsyncContextManager[Subject]] = request.param
-    async with make(tmp_path) as made:
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    make: Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Subject]] = request.param
+    async with make(request) as made:
         yield made
         await _idle(made.backend)
 

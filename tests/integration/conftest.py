@@ -1,4 +1,4 @@
-"""The fixture that serves."""
+"""The fixtures that serve."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from tests.integration.served import SCRIPTED, Serve, Served
 
 
-@pytest.fixture
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """A factory of servers."""
+def _factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     started: list[Served] = []
 
     def start(toml: str = SCRIPTED, *, ready: bool = True, **environ: str) -> Served:
@@ -25,3 +23,15 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     for served in started:
         if served.process.poll() is None:
             served.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """A factory of servers that end with the test."""
+    yield from _factory(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def serve_long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """A factory of servers that end with the tests of the file, which share them."""
+    yield from _factory(tmp_path_factory)

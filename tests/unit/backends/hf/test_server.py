@@ -177,6 +177,26 @@ def test_the_pulse_appears_whole_ages_and_goes(run_dir: Path) -> None:
     reader.close()
 
 
+def test_a_reader_never_meets_half_a_beat(run_dir: Path) -> None:
+    path = run_dir / "local.heartbeat"
+    code = (
+        "import pathlib, sys\n"
+        "from backends.hf.heartbeat import HeartbeatWriter\n"
+        "writer = HeartbeatWriter(pathlib.Path(sys.argv[1]))\n"
+        "for _ in range(300_000): writer.beat()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment) as beating:
+        asyncio.run(until(path.exists))
+        reader = HeartbeatReader(path)
+        ages = [reader.age_s()]
+        while beating.poll() is None:
+            ages += [reader.age_s() for _ in range(1000)]
+        reader.close()
+
+    assert max(ages) < 60  # zeros would be the whole time since the machine started
+
+
 @pytest.mark.parametrize("stdin", ["pipe", "null"])
 def test_the_engine_ends_with_its_parent_however_that_ends(run_dir: Path, stdin: str) -> None:
     """The parent is killed, and cannot do anything about it."""

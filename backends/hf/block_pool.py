@@ -40,8 +40,8 @@ class BlockPool:
         table += self.allocate(max(0, self.blocks_for(num_tokens) - len(table)))
 
     def free(self, table: list[int]) -> None:
-        """Take back all blocks of a table, and empty it. What was freed last is reused first: memory once written serves
-        again before new memory is touched."""
+        """Take back all blocks of a table, and empty it. What was freed last is reused first, its head before its tail:
+        memory once written serves again before new memory is touched."""
         for block in reversed(table):
             assert not self._is_free[block], f"block {block} freed twice"
             self._is_free[block] = 1

@@ -38,6 +38,20 @@ def backend_class(type_name: str) -> type[Backend]:
     return cast(type[Backend], loaded)
 
 
+def class_of(name: str, table: Mapping[str, object]) -> type[Backend]:
+    """The class of `[backends.NAME]`. Raises `ConfigError` that starts with the path of what is wrong."""
+    path = f"backends.{name}"
+    if not BACKEND_NAME.fullmatch(name):
+        raise ConfigError(f"{path[:90]}: a backend's name is 1 to 64 letters, digits, - or _")
+    type_name = table.get("type")
+    if not isinstance(type_name, str):
+        raise ConfigError(f'{path}.type: missing; say which kind of backend it is, such as type = "hf"')
+    try:
+        return backend_class(type_name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.type: {error}") from error
+
+
 def convert_options(cls: type[Backend], name: str, table: Mapping[str, object]) -> Struct:
     """The checked `Options` of `[backends.NAME]`; `type` is not one of them. Raises `ConfigError` naming the field."""
     return convert({key: value for key, value in table.items() if key != "type"}, cls.Options, f"backends.{name}")
@@ -96,16 +110,7 @@ class Registry:
 
 
 def _create(name: str, table: Mapping[str, object], run_dir: Path) -> Backend:
-    path = f"backends.{name}"
-    if not BACKEND_NAME.fullmatch(name):
-        raise ConfigError(f"{path[:90]}: a backend's name is 1 to 64 letters, digits, - or _")
-    type_name = table.get("type")
-    if not isinstance(type_name, str):
-        raise ConfigError(f'{path}.type: missing; say which kind of backend it is, such as type = "hf"')
-    try:
-        cls = backend_class(type_name)
-    except ConfigError as error:
-        raise ConfigError(f"{path}.type: {error}") from error
+    cls = class_of(name, table)
     return cls.create(convert_options(cls, name, table), BackendContext(name=name, run_dir=run_dir))
 
 

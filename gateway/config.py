@@ -7,11 +7,12 @@ environment. Its text is read as a TOML value, else as plain text: `LANEWAY_BACK
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -35,7 +36,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `port` 0 takes a free one. `root_path` is the prefix under which a proxy publishes the server, such as `/llm`.
     `shutdown_timeout` in seconds is how long running answers may go on after SIGTERM. `tls_cert` and `tls_key` are PEM
-    files and come together.
+    files and come together. `log_level` is of the front and of the parent.
     """
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
@@ -47,6 +48,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shutdown_timeout: Annotated[int, Meta(ge=0, le=3600)] = 30
     tls_cert: str | None = None
     tls_key: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def is_loopback(self) -> bool:
@@ -86,6 +88,7 @@ def load_settings(
         _put(tables, trail, value)
     for name, value in (server or {}).items():
         _put(tables, ("server", name), value)
+    _refuse_infinite(tables, "")
     settings = Settings(
         server=convert(_table(tables, "server"), ServerOptions, "server"),
         auth=convert(_table(tables, "auth"), AuthOptions, "auth"),
@@ -152,6 +155,19 @@ def _put(tables: Table, trail: tuple[str, ...], value: object) -> None:
     here[trail[-1]] = value
 
 
+def _refuse_infinite(value: object, path: str) -> None:
+    """TOML has `inf` and `nan`; JSON, in which settings reach the other processes, has not."""
+    members: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        members = ((f"{path}.{name}".lstrip("."), member) for name, member in value.items())
+    elif isinstance(value, list):
+        members = ((f"{path}[{at}]", member) for at, member in enumerate(value))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {value} does not fit; allowed: finite numbers")
+    for place, member in members:
+        _refuse_infinite(member, place)
+
+
 def _table(tables: Table, name: str, path: str = "") -> Table:
     value = tables.get(name, {})
     if not isinstance(value, dict):
@@ -186,9 +202,6 @@ def _backends(tables: Table, model: str | None) -> dict[str, Table]:
         local = backends.setdefault(LOCAL, {})
         if local.setdefault("type", "hf") == "hf":
             local.setdefault("model", BUILT_IN_MODEL)
-    for name, table in backends.items():
-        if not isinstance(table.get("type"), str):
-            raise ConfigError(f'backends.{name}.type: missing; say which kind of backend it is, such as type = "hf"')
     return backends
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import socket
 import struct
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,29 +15,29 @@ import msgspec
 import uvicorn
 
 from backends.errors import ConfigError
-from gateway import log
+from backends.log import configure
+from backends.parent import end_with_input, end_with_parent
 from gateway.app import create_app
 from gateway.config import ServerOptions, Settings
 from gateway.supervisor import EXIT_CONFIG
 
-PR_SET_PDEATHSIG = 1
 KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections: whoever closes first loses requests
 
 
 def main() -> None:
     """Serve until SIGTERM, or until the parent is gone."""
     arguments = _arguments()
-    follow_parent()
-    log.configure()
+    end_with_parent()
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    threading.Thread(target=_end_with_input, name="parent-watch", daemon=True).start()
+    end_with_input()
+    configure(settings.server.log_level)
     try:
         app = create_app(settings, arguments.run_dir)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(EXIT_CONFIG)
     listener = socket.socket(fileno=arguments.fd)
-    uvicorn.Server(_server_config(app, settings.server, arguments.run_dir / "front.beat")).run(sockets=[listener])
+    uvicorn.Server(server_config(app, settings.server, arguments.run_dir / "front.beat")).run(sockets=[listener])
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,14 +47,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def follow_parent() -> None:
-    """Ask the kernel (Linux) to end this process together with the thread that spawned it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _first_line() -> bytes:
-    """Read with `os.read` alone: a thread that sits in a buffered reader breaks the interpreter's shutdown."""
+    """Read with `os.read` alone: the rest of standard input is watched the same way."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 65536)
@@ -67,19 +58,13 @@ def _first_line() -> bytes:
     return line
 
 
-def _end_with_input() -> None:
-    """The parent never closes the pipe; its end means that the parent is gone."""
-    while os.read(0, 1024):
-        pass
-    os._exit(1)
-
-
-def _server_config(app: Any, server: ServerOptions, heartbeat: Path) -> uvicorn.Config:
-    def write_beat() -> None:
-        heartbeat.write_bytes(struct.pack("<d", time.monotonic()))
+def server_config(app: Any, server: ServerOptions, heartbeat: Path) -> uvicorn.Config:
+    """uvicorn for `app`, which writes `heartbeat` every second from its main loop."""
+    beats = os.open(heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
 
     async def beat() -> None:
-        write_beat()
+        """Written in place: a disk that is full by then stops no beat, and so no front."""
+        os.pwrite(beats, struct.pack("<d", time.monotonic()), 0)
 
     return uvicorn.Config(
         app,

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.api.errors import TABLE
 from gateway.api.generating import TIMEOUT_HEADER
-from gateway.api.health import Health, Readiness, own_version
+from gateway.api.health import Health, Readiness
 from gateway.dispatch import LANE_HEADER
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
@@ -21,6 +21,7 @@ from gateway.openai.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnsw
 from gateway.openai.tools import ToolFields
 from gateway.openai.unused import IgnoredFields
 from gateway.tenants import LANES
+from gateway.version import own_version
 
 Json: TypeAlias = dict[str, Any]
 

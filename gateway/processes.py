@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from backends.base import Backend, BackendContext, LaneRule, Supervised
+from backends.base import BackendContext, LaneRule, Supervised
 from backends.errors import ConfigError
-from backends.registry import Registry, backend_class, convert_options
+from backends.registry import Registry, class_of, convert_options
 from gateway.config import ServerOptions, Settings
 from gateway.supervisor import KILL_AFTER_S, ChildSpec
 
@@ -88,17 +88,10 @@ def _supervised(settings: Settings, run_dir: Path) -> Iterator[tuple[type[Superv
         for name, lane in settings.lanes.items()
     }
     for name, table in settings.backends.items():
-        cls = _class(name, table)
+        cls = class_of(name, table)
         if issubclass(cls, Supervised):
             context = BackendContext(name=name, run_dir=run_dir, lanes=lanes)
             yield cls, convert_options(cls, name, table), context
-
-
-def _class(name: str, table: Mapping[str, object]) -> type[Backend]:
-    try:
-        return backend_class(str(table.get("type")))
-    except ConfigError as error:
-        raise ConfigError(f"backends.{name}.type: {error}") from error
 
 
 def front(settings: Settings, run_dir: Path, listener: socket.socket) -> ChildSpec:

@@ -188,10 +188,7 @@ class Supervisor:
     async def _keep(self, child: Child) -> None:
         """The life of one place: start, watch, wait a little, again."""
         while not self._stopping.is_set():
-            await child.start()
-            if self._stopping.is_set():
-                child.send(self._ending)  # the others were told while this one was being made
-            end = await child.watch()
+            how = await self._live(child)
             if self._stopping.is_set():
                 return
             if child.never_can_start:
@@ -199,8 +196,18 @@ class Supervisor:
                 self._exit_code = EXIT_CONFIG
                 return
             delay_s = child.next_delay()
-            log.warning("%s; start %d follows in %g s", _obituary(child, end), child.starts + 1, delay_s)
+            log.warning("%s; start %d follows in %g s", how, child.starts + 1, delay_s)
             await self._pause(delay_s)
+
+    async def _live(self, child: Child) -> str:
+        """One process, from its start to its end; how it ended."""
+        try:
+            await child.start()
+        except OSError as error:  # such as no memory left for one more process: the others must not fall with it
+            return f"{child.spec.name} could not be started ({error.strerror})"
+        if self._stopping.is_set():
+            child.send(self._ending)  # the others were told while this one was being made
+        return _obituary(child, await child.watch())
 
     @property
     def is_stopping(self) -> bool:

@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 # All that the front may name of the backends: a concrete backend is found by entry point, never imported.
-CONTRACT = {f"backends.{name}" for name in ("base", "types", "errors", "registry", "fairness", "options")}
+CONTRACT = {
+    f"backends.{name}" for name in ("base", "types", "errors", "registry", "fairness", "options", "log", "parent")
+}
 
 # The policies meet in dispatch.py and do not know each other.
 POLICIES = {f"gateway.{name}" for name in ("tenants", "limits", "lanes", "routing", "ledger", "metrics")}

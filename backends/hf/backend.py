@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -54,7 +54,7 @@ class FrontModel(Struct, frozen=True):
 class HFBackend:
     """The backend of type `hf`: one model, whose engine schedules its own queue."""
 
-    Options = HFOptions
+    Options: ClassVar[type[Struct]] = HFOptions
 
     def __init__(self, options: HFOptions, client: Client, load: Callable[[], FrontModel]) -> None:
         self._options = options

@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
 import signal
-import stat
 import sys
 import threading
 import traceback
@@ -46,13 +44,14 @@ from backends.hf.messages import (
     to_engine_decoder,
 )
 from backends.hf.options import HFOptions
+from backends.log import configure
+from backends.parent import end_with_input, end_with_parent
 
 log = logging.getLogger("laneway.hf.server")
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 MAX_UNREAD_BYTES = 64 * 1024 * 1024  # a front that leaves this much unread is taken for dead
-PR_SET_PDEATHSIG = 1
 # How long a thread of a parallel region spins for the others before it sleeps. The default, milliseconds, makes a step
 # take seconds as soon as another process wants a core: the spinner holds the core that its neighbour waits for.
 SPIN_COUNT = "2000"
@@ -220,25 +219,10 @@ def serve(name: str, run_dir: Path, build: BuildEngine) -> None:
 
 
 def follow_parent() -> None:
-    """Make this process end within a second of its parent, however that ends, and leave Ctrl-C to the parent.
-
-    Linux sends the signal itself (it follows the thread that spawned this process). Elsewhere, and for a parent that
-    was gone before the call, standard input does it: a pipe or socket there is the parent's, and ends with it.
-    """
+    """Make this process end within a second of its parent, however that ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        mode = os.fstat(0).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            threading.Thread(target=_await_end_of_input, name="laneway-parent", daemon=True).start()
-
-
-def _await_end_of_input() -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
-    os._exit(EXIT_FAILED)
+    end_with_parent()
+    end_with_input()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -260,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(name: str, run_dir: Path, build: BuildEngine) -> int:
     """`serve`, with what goes wrong as one line on stderr. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure()
     try:
         serve(name, run_dir, build)
     except ConfigError as error:

@@ -8,7 +8,7 @@ from backends.hf.plan import Row, StepPlan
 from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 
-SHARE = 1 / 8  # of the time: what prefill keeps when decodes take all of a step, and the oldest prompt of what it has
+SHARE = 1 / 8  # what prefill keeps of the time when decodes take all of it, and the oldest prompt of what prefill has
 LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
 MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
 
@@ -29,6 +29,7 @@ class Step:
         self._tokens = self._attended = self._samples = 0
         self._num_decodes = self._num_granted = 0
         self._share_s = 0.0
+        self._share_tokens = 0
         self._has_short = False
 
     @property
@@ -37,18 +38,24 @@ class Step:
         return self._step_time.predict(self._tokens, self._attended, self._samples)
 
     def open_prefill(self) -> None:
-        """The decodes are in: what may follow is the rest of the time, and never less than a share of it."""
+        """The decodes are in: what may follow is the rest of the time, and never less than a share of it.
+
+        Nor less than what any step costs before its first token: where a large model or a busy machine makes that most
+        of the budget, crumbs of prompts would pay it again and again.
+        """
         self._num_decodes = len(self.chunks)
-        self._limit_s = max(self._budget_s, self.predicted_s + self._budget_s * SHARE)
+        least_s = max(self._budget_s * SHARE, self._step_time.predict(0, 0, 0))
+        self._limit_s = max(self._budget_s, self.predicted_s + least_s)
         self._share_s = SHARE * (self._limit_s - self.predicted_s)
+        self._share_tokens = int(SHARE * (self._max_tokens - self._tokens))
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether the whole of it takes many full steps; so it is long to its end."""
         return sequence.num_tokens > LONG_STEPS * self._full_tokens
 
     def share(self, sequence: Sequence) -> int:
-        """Tokens of it for a share of the time that prefill has, at least one."""
-        fitting = self._fitting(sequence, self.predicted_s + self._share_s)
+        """Tokens of it for a share of the time and of the tokens that prefill has, at least one."""
+        fitting = min(self._fitting(sequence, self.predicted_s + self._share_s), self._share_tokens)
         return min(max(fitting, 1), self.left(sequence))
 
     def chunk(self, sequence: Sequence, is_due: bool) -> int:

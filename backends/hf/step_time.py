@@ -19,8 +19,12 @@ from backends.hf.plan import StepPlan
 
 SIZES = (1.0, 64.0, 65536.0, 16.0)  # of the four inputs, so that the coefficients are all seconds of like magnitude
 NOISE = 0.1  # relative, of one measurement
-DRIFT = 0.003  # relative, of a coefficient from one step to the next
-PACE_UP, PACE_DOWN = 0.4, 0.05  # of the way to the latest step's pace
+DRIFT = 0.0003  # relative, of a coefficient from one step to the next
+PACE_UP, PACE_DOWN = 0.4, 0.05  # of the way to the latest step's pace, for predictions: rather too slow than too fast
+PACE_MEAN = 0.2  # the same both ways, for learning
+YOUNG = 80  # so many first steps are all the coefficients' to explain
+STEADY = 0.25  # relative, from that mean: what is beyond it is a change of pace, and not the coefficients' to explain
+SPELL = 30  # steps; what stays beyond it for longer than the mean takes to follow is the coefficients' after all
 SURPRISE = 3.0  # a measurement counts as at most this many times the prediction, and at least its inverse
 PLATEAU = 16  # tokens that cost as much as one
 
@@ -42,9 +46,10 @@ class StepTime:
         start = (prior.step_s, prior.token_s, prior.attended_s, prior.sample_s)
         self._theta = [value * size for value, size in zip(start, SIZES, strict=True)]
         self._most_tokens = 64
-        self._pace = 1.0
+        self._pace = self._mean_pace = 1.0
+        self._num_learned = self._num_unsteady = 0
         doubt = [max(value, 1e-6) for value in self._theta]
-        self._least = [1e-3 * value for value in doubt]  # drift never stops, even at zero
+        self._least = [1e-4 * value for value in doubt]  # drift never stops, even at zero
         self._cap = [value * value for value in doubt]
         self._covariance = [[self._cap[i] if i == j else 0.0 for j in range(4)] for i in range(4)]
 
@@ -68,9 +73,11 @@ class StepTime:
         self._most_tokens = max(self._most_tokens, tokens)
         x = [value / size for value, size in zip((1, tokens, attended, samples), SIZES, strict=True)]
         predicted = max(sum(xi * ti for xi, ti in zip(x, self._theta, strict=True)), 1e-9)
-        ratio = min(max(seconds / predicted, self._pace / SURPRISE), self._pace * SURPRISE)
-        self._pace += (PACE_UP if ratio > self._pace else PACE_DOWN) * (ratio - self._pace)
-        seen = ratio * predicted / self._pace
+        self._num_learned += 1
+        ratio = self._follow(seconds / predicted)
+        if self._is_change_of_pace(ratio):
+            return
+        seen = predicted * ratio / self._mean_pace
         self._drift()
         p = self._covariance
         px = [sum(row[j] * x[j] for j in range(4)) for row in p]
@@ -96,6 +103,20 @@ class StepTime:
         root = linear + math.sqrt(linear * linear + 2 * c * room)
         most = 2 * self._most_tokens
         return most if root * most <= 2 * room else int(2 * room / root)
+
+    def _follow(self, ratio: float) -> float:
+        """Let the paces follow one measurement over its prediction at pace 1; returns it, clipped."""
+        ratio = min(max(ratio, self._pace / SURPRISE), self._pace * SURPRISE)
+        if self._num_learned <= YOUNG:
+            return ratio
+        self._pace += (PACE_UP if ratio > self._pace else PACE_DOWN) * (ratio - self._pace)
+        self._mean_pace += PACE_MEAN * (ratio - self._mean_pace)
+        return ratio
+
+    def _is_change_of_pace(self, ratio: float) -> bool:
+        is_steady = self._num_learned <= YOUNG or abs(ratio / self._mean_pace - 1) <= STEADY
+        self._num_unsteady = 0 if is_steady else self._num_unsteady + 1
+        return 0 < self._num_unsteady <= SPELL
 
     def _drift(self) -> None:
         """Time passes: every coefficient is less certain, up to the doubt of the start (or its own size)."""

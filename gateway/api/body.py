@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from litestar.types import Receive
 
@@ -12,8 +14,12 @@ from gateway.errors import BodyTooLarge, InvalidBody, UnsupportedMedia
 
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 RAW_DEFLATE = -zlib.MAX_WBITS
-WORTH_A_THREAD = 256 * 1024  # bytes of compressed body
+WORTH_A_THREAD = 64 * 1024  # bytes of a body; to read more takes milliseconds, in which nobody else would be served
+MOST_MEMBERS = 64  # of one gzip body: each costs a copy of all that follows it
 BROKEN = "We could not decompress the body of your request: it is corrupt, or not what Content-Encoding says."
+
+
+ResultT = TypeVar("ResultT")
 
 
 class ClientLeft(Exception):
@@ -36,9 +42,12 @@ async def read_body(exchange: Exchange, receive: Receive, limit: int) -> bytes:
     body = await _join(exchange, receive, limit)
     if coding in (b"identity", b""):
         return body
-    if len(body) < WORTH_A_THREAD:
-        return decompress(body, limit)
-    return await asyncio.to_thread(decompress, body, limit)
+    return await off_loop_if_long(lambda packed: decompress(packed, limit), body)
+
+
+async def off_loop_if_long(read: Callable[[bytes], ResultT], body: bytes) -> ResultT:
+    """`read(body)`; of a long body in a thread, so that others are served meanwhile. Raises what `read` raises."""
+    return read(body) if len(body) < WORTH_A_THREAD else await asyncio.to_thread(read, body)
 
 
 async def _join(exchange: Exchange, receive: Receive, limit: int) -> bytes:
@@ -66,6 +75,8 @@ def decompress(body: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
     room = limit
     while body:
+        if len(parts) == MOST_MEMBERS:
+            raise InvalidBody(f"The compressed body has more than {MOST_MEMBERS} members. Compress it as one.")
         decoder = zlib.decompressobj(GZIP_OR_ZLIB if _has_header(body) else RAW_DEFLATE)
         try:
             parts.append(decoder.decompress(body, room + 1))

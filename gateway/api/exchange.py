@@ -14,6 +14,8 @@ from gateway import log
 
 STATE = "laneway_exchange"
 MAX_ID_CHARS = 128
+MAX_PATH_CHARS = 500
+PROBE = {"laneway_probe": True}  # `opt` of handlers that machines call all the time
 OPENAI_VERSION = b"2020-10-01"
 
 
@@ -61,20 +63,22 @@ class Exchange:
         value = self.headers.get(name, b"").strip()
         return value.decode("latin-1") if value else None
 
-    def log(self) -> None:
+    def log(self, level: int = logging.INFO) -> None:
         """Write the access line."""
-        if not log.access.isEnabledFor(logging.INFO):
+        if not log.access.isEnabledFor(level):
             return
-        log.access.info(
+        path = self.path[:MAX_PATH_CHARS]
+        log.access.log(
+            level,
             "%s %s %s",
             self.method,
-            self.path,
+            path,
             self.status,
             extra=log.fields(
                 request_id=self.shown_id,
                 id=self.request_id if self.is_generating else None,
                 method=self.method,
-                path=self.path[:500],
+                path=path,
                 status=self.status,
                 seconds=round(self.elapsed_s, 6),
                 key=self.key_id,
@@ -99,4 +103,11 @@ async def stamp(message: Message, scope: Scope) -> None:
         (b"openai-version", OPENAI_VERSION),
     ]
     if not exchange.is_generating:
-        exchange.log()
+        exchange.log(_level(exchange, scope))
+
+
+def _level(exchange: Exchange, scope: Scope) -> int:
+    """Probes come every few seconds and say nothing new, unless they are refused."""
+    handler = scope.get("route_handler")
+    is_probe = handler is not None and PROBE.items() <= handler.opt.items()
+    return logging.DEBUG if is_probe and exchange.error is None else logging.INFO

@@ -20,7 +20,7 @@ from msgspec import Struct
 from backends.errors import Unavailable
 from backends.types import GenerateRequest, Route
 from gateway.api.auth import Gate
-from gateway.api.body import ClientLeft, read_body
+from gateway.api.body import ClientLeft, off_loop_if_long, read_body
 from gateway.api.errors import JSON, Reply, method_refused, reply_to
 from gateway.api.exchange import Exchange
 from gateway.api.streaming import EventStream, while_client_stays
@@ -103,7 +103,8 @@ class Generating:
     async def _read(self, exchange: Exchange, receive: Receive) -> tuple[WireRequest, GenerateRequest]:
         key = self._gate.admit(exchange)
         timeout_s = timeout_in(exchange)
-        wire = self._dialect.decode(await read_body(exchange, receive, self._max_body_bytes))
+        body = await read_body(exchange, receive, self._max_body_bytes)
+        wire = await off_loop_if_long(self._dialect.decode, body)
         ask = Ask(
             request_id=exchange.request_id,
             lane=exchange.text_header(LANE_HEADER.lower().encode()),

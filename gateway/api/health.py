@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -12,8 +11,10 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from backends.base import Backend
+from gateway.api.exchange import PROBE
 from gateway.lanes import Lanes
 from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.version import own_version
 
 GET = [HttpMethod.GET, HttpMethod.HEAD]
 JSON = "application/json"
@@ -53,14 +54,6 @@ class Greeting(Struct, frozen=True, kw_only=True):
     version: str
 
 
-def own_version() -> str:
-    """The installed version."""
-    try:
-        return version("laneway")
-    except PackageNotFoundError:
-        return "0.0.0"
-
-
 def gpu_available(devices: Path = Path("/dev")) -> bool:
     """Whether there is a GPU's device node; asks no driver and loads no library."""
     return any(node for pattern in GPU_DEVICES for node in devices.glob(pattern))
@@ -85,11 +78,11 @@ def open_routes(backends: Mapping[str, Backend], lanes: Lanes) -> list[HTTPRoute
     alive = Health(gpu_available=gpu_available(), version=own_version())
     greeting = Greeting(version=alive.version)
 
-    @route("/health", http_method=GET, sync_to_thread=False)
+    @route("/health", http_method=GET, sync_to_thread=False, opt=PROBE)
     def health() -> Response[bytes]:
         return _json(alive)
 
-    @route("/ping", http_method=[*GET, HttpMethod.POST], status_code=200, sync_to_thread=False)
+    @route("/ping", http_method=[*GET, HttpMethod.POST], status_code=200, sync_to_thread=False, opt=PROBE)
     def ping() -> Response[bytes]:
         return _json(alive)
 
@@ -97,7 +90,7 @@ def open_routes(backends: Mapping[str, Backend], lanes: Lanes) -> list[HTTPRoute
     def version() -> Response[bytes]:
         return _json({"version": alive.version})
 
-    @route("/ready", http_method=GET, sync_to_thread=False)
+    @route("/ready", http_method=GET, sync_to_thread=False, opt=PROBE)
     def ready() -> Response[bytes]:
         state = readiness(backends, lanes)
         return _json(state, 200 if state.status == "ready" else 503)
@@ -112,7 +105,7 @@ def open_routes(backends: Mapping[str, Backend], lanes: Lanes) -> list[HTTPRoute
 def metrics_route(metrics: Metrics) -> HTTPRouteHandler:
     """`GET /metrics`."""
 
-    @route("/metrics", http_method=GET, sync_to_thread=False)
+    @route("/metrics", http_method=GET, sync_to_thread=False, opt=PROBE)
     def read_metrics() -> Response[bytes]:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE}, media_type=CONTENT_TYPE)
 

@@ -88,15 +88,13 @@ class EventStream:
         await self._write(self._finish(), more=False)
 
     async def _write(self, events: bytes, *, more: bool) -> None:
-        await self._begin()
-        await self._silence.over()
-        await self._send(_body(events, more=more))
-
-    async def _begin(self) -> None:
         if not self.has_begun:
             self.has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
-            self._silence.start()
+            if more:
+                self._silence.start()
+        await self._silence.over()
+        await self._send(_body(events, more=more))
 
 
 class Silence:
@@ -116,11 +114,12 @@ class Silence:
         self._timer = self._loop.call_later(self._interval_s, self._check)
 
     def stop(self) -> None:
-        """No more comments."""
+        """No more comments. One that still waits behind a slow reader is dropped, and nothing waits for it."""
         if self._timer is not None:
             self._timer.cancel()
         if self._comment is not None:
             self._comment.cancel()
+            self._comment = None
 
     async def over(self) -> None:
         """The stream is about to speak; wait for a comment that is being sent, since events must not mix."""

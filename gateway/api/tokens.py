@@ -7,7 +7,7 @@ from litestar import Request, Response, post
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 
-from gateway.api.body import read_body
+from gateway.api.body import off_loop_if_long, read_body
 from gateway.api.exchange import Exchange
 from gateway.openai.tokens import decode_detokenize, decode_tokenize, detokenize_body, tokenize_body
 from gateway.routing import Routing
@@ -23,14 +23,14 @@ def token_routes(routing: Routing, max_body_bytes: int) -> list[HTTPRouteHandler
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[object, object, State]) -> Response[bytes]:
-        asked = decode_tokenize(await body_of(request))
+        asked = await off_loop_if_long(decode_tokenize, await body_of(request))
         model, backend = routing.tokenizer(asked.model)
         tokens = await backend.tokenize(msgspec.structs.replace(asked, model=model))
         return Response(tokenize_body(tokens, routing.card(model).max_model_len), media_type=JSON)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[object, object, State]) -> Response[bytes]:
-        asked = decode_detokenize(await body_of(request))
+        asked = await off_loop_if_long(decode_detokenize, await body_of(request))
         model, backend = routing.tokenizer(asked.model or "")
         return Response(detokenize_body(await backend.detokenize(model, asked.tokens)), media_type=JSON)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +14,10 @@ from gateway.cli.bench.command import bench
 from gateway.cli.openapi import openapi
 from gateway.cli.screen import CommandFailed, show_error
 from gateway.cli.serve import serve
+from gateway.supervisor import EXIT_CONFIG
+from gateway.version import own_version
 
 GROUP = "laneway.commands"
-EXIT_CONFIG = 2
 
 
 class CommandGroup(TyperGroup):
@@ -50,7 +51,7 @@ app.command()(openapi)
 @app.command("version")
 def print_version() -> None:
     """Print the version."""
-    typer.echo(version("laneway"))
+    typer.echo(own_version())
 
 
 def _version_flag(asked: bool) -> None:

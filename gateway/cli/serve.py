@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
 import ssl
-import tempfile
 import time
-from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from gateway import log, processes
+from backends.log import configure
+from gateway import processes
 from gateway.cli.screen import stdout
 from gateway.config import ServerOptions, Settings, load_settings
+from gateway.run_dir import run_dir
 from gateway.supervisor import Child, Supervisor
+from gateway.version import own_version
 
 POLL_S = 0.5
 PROBE_S = 5.0
-SOCKET_PATH_BYTES = 100  # the kernel takes 107
 
 
 def serve(
@@ -46,46 +44,43 @@ def serve(
     """
     flags: dict[str, object] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = load_settings(config, model=model, server=flags)
-    with _run_dir(settings) as run_dir:
+    with run_dir(settings.backends) as folder:
         if check:
-            processes.check_backends(settings, run_dir)
+            processes.check_backends(settings, folder)
             stdout().print("The settings are fine.")
             return
         with processes.listen(settings.server) as listener:
-            code = _serve(settings, run_dir, listener)
+            code = _serve(settings, folder, listener)
     raise typer.Exit(code)
 
 
-@contextlib.contextmanager
-def _run_dir(settings: Settings) -> Iterator[Path]:
-    """A private folder for sockets and heartbeats, short enough for a socket's path."""
-    longest = max(len(name) for name in settings.backends) + len("/laneway-12345678/.sock")
-    parent = tempfile.gettempdir()
-    if len(parent) + longest > SOCKET_PATH_BYTES:
-        parent = "/tmp"
-    with tempfile.TemporaryDirectory(prefix="laneway-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-def _serve(settings: Settings, run_dir: Path, listener: socket.socket) -> int:
-    log.configure()
+def _serve(settings: Settings, folder: Path, listener: socket.socket) -> int:
+    configure(settings.server.log_level)
     console = stdout()
-    models = [card.id for card in processes.check_backends(settings, run_dir).models()]
+    models = [card.id for card in processes.check_backends(settings, folder).models()]
     address = _address(settings.server, listener)
     _print_start(console, settings, address, models)
     supervisor = Supervisor(
-        engines=[Child(spec) for spec in processes.engines(settings, run_dir)],
-        fronts=[Child(processes.front(settings, run_dir, listener))],
+        engines=[Child(spec) for spec in processes.engines(settings, folder)],
+        fronts=[Child(processes.front(settings, folder, listener))],
         listener=listener,
     )
-    return asyncio.run(_run(supervisor, _Announcement(console, settings, address, models, listener)))
+    return asyncio.run(_run(supervisor, _Announcement(console, settings, address, models, listener), console))
 
 
-async def _run(supervisor: Supervisor, announcement: _Announcement) -> int:
+async def _run(supervisor: Supervisor, announcement: _Announcement, console: Console) -> int:
     """The supervisor with its signals: the first asks for an end in order, a second Ctrl-C ends everything at once."""
+
+    def interrupt() -> None:
+        if supervisor.is_stopping:
+            supervisor.kill()
+        else:
+            supervisor.stop()
+            console.print("stopping; running answers may end first (Ctrl-C again: now)")
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, supervisor.stop)
-    loop.add_signal_handler(signal.SIGINT, lambda: (supervisor.kill if supervisor.is_stopping else supervisor.stop)())
+    loop.add_signal_handler(signal.SIGINT, interrupt)
     announcing = asyncio.create_task(announcement.make())
     try:
         return await supervisor.run()
@@ -104,7 +99,7 @@ def _address(server: ServerOptions, listener: socket.socket) -> str:
 def _print_start(console: Console, settings: Settings, address: str, models: list[str]) -> None:
     keys = len(settings.auth.keys) + len(settings.auth.key)
     access = f"{keys} key{'s' * (keys != 1)}" if keys else "open, without keys, to this machine only"
-    console.print(f"[bold]Laneway {version('laneway')}[/bold]")
+    console.print(f"[bold]Laneway {own_version()}[/bold]")
     console.print(f"  models   {', '.join(models) or 'as the upstreams list them'}", markup=False)
     console.print(f"  address  {address}/v1", markup=False)
     console.print(f"  access   {access}")

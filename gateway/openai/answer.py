@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from importlib import metadata
 from typing import Any, Self
 
 from msgspec import Struct
@@ -13,6 +12,7 @@ from backends.types import Usage
 from gateway.openai.sampling import SamplingFields
 from gateway.openai.sse import DONE
 from gateway.openai.text import to_json
+from gateway.version import own_version
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -107,13 +107,5 @@ def usage_object(usage: Usage) -> UsageObject:
 @functools.lru_cache(maxsize=256)
 def system_fingerprint(model: str) -> str:
     """Changes when the model or this software does, and only then."""
-    digest = hashlib.sha256(f"laneway {_version()} {model}".encode("utf-8", "replace"))
+    digest = hashlib.sha256(f"laneway {own_version()} {model}".encode("utf-8", "replace"))
     return f"fp_{digest.hexdigest()[:10]}"
-
-
-@functools.cache
-def _version() -> str:
-    try:
-        return metadata.version("laneway")
-    except metadata.PackageNotFoundError:  # run from a folder that was never installed
-        return "unknown"

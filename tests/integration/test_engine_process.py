@@ -92,7 +92,7 @@ def test_a_killed_engine_fails_what_is_in_it_and_a_new_one_answers(served: Serve
 
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
         streams = [stack.enter_context(streaming(served.address)) for _ in range(ROWS)]
-        queued = threads.submit(complete, served.address, stream=True, **ENDLESS)
+        queued = threads.submit(lambda: complete(served.address, stream=True, **ENDLESS))
         eventually(lambda: ready(served.address).json()["queue_depth"] == 1, "one waits in the engine's queue")
         engine.kill()
         failures = [events(lines)[-1]["error"] for lines in streams]
@@ -131,7 +131,7 @@ def test_a_killed_front_aborts_its_sequences_and_the_engine_stays(served: Served
 
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
         streams = [stack.enter_context(streaming(served.address)) for _ in range(ROWS)]
-        queued = threads.submit(complete, served.address, **ENDLESS)
+        queued = threads.submit(lambda: complete(served.address, **ENDLESS))
         eventually(lambda: ready(served.address).json()["queue_depth"] == 1, "one waits in the engine's queue")
         front.kill()
         for lines in streams:

@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backends.registry import backend_class, convert_options
 from gateway.config import load_settings
-from tests.integration.served import IN_TIME_S, Serve
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(argv: list[str], address: str) -> str:
-    """What an example prints."""
-    environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": "scripted"}
-    done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.integration.example import EXAMPLES, run_example
+from tests.integration.served import Serve
 
 
 def test_the_streamed_chat_prints_the_answer_and_its_counts(serve: Serve) -> None:
-    printed = run([sys.executable, str(EXAMPLES / "chat.py"), "one two three"], serve().address)
+    printed = run_example("chat.py", "one two three", address=serve().address)
 
     assert printed.startswith("one two three\n[3 prompt tokens, ")
 
 
 def test_the_asynchronous_chats_all_answer(serve: Serve) -> None:
-    printed = run([sys.executable, str(EXAMPLES / "chat_async.py")], serve().address)
+    printed = run_example("chat_async.py", address=serve().address)
 
     assert printed.count("What is the capital of France?") == 2
 
 
 def test_the_completion_prints_prompt_and_continuation(serve: Serve) -> None:
-    printed = run([sys.executable, str(EXAMPLES / "completion.py"), "once more"], serve().address)
+    printed = run_example("completion.py", "once more", address=serve().address)
 
     assert printed.startswith("once more")
     assert "[finish reason: stop]" in printed
 
 
 def test_curl_shows_every_event_to_the_end(serve: Serve) -> None:
-    printed = run(["sh", str(EXAMPLES / "curl.sh")], serve().address)
+    printed = run_example("curl.sh", address=serve().address, model="scripted")
 
     events = [line for line in printed.splitlines() if line]
     assert all(line.startswith("data: ") for line in events)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +149,8 @@ def test_a_taken_port_is_said_in_one_line_with_exit_code_2(tmp_path: Path) -> No
         ({"LANEWAY_SERVER__HOST": "0.0.0.0"}, "there is no key"),
         ({"LANEWAY_BACKENDS__TEST__CAPACITI": "1"}, "backends.test.capaciti: unknown option"),
         ({"LANEWAY_BACKENDS__TEST__TYPE": "nothing"}, "backends.test.type"),
+        ({"LANEWAY_BACKENDS__OTHER__URL": "x"}, "backends.other.type: missing"),
+        ({"LANEWAY_LANES__BATCH__MAX_WAIT": "inf"}, "lanes.batch.max_wait: inf does not fit; allowed: finite numbers"),
         ({"LANEWAY_BACKENDS__TEST__MODELS": "1"}, "backends.test.models"),
         ({"LANEWAY_BACKENDS__LOCAL__MAX_NUM_SEQS": "0"}, "backends.local.max_num_seqs: 0"),
     ],
@@ -295,6 +299,18 @@ def test_what_a_backend_finds_wrong_early_stops_the_start_before_any_process(ser
 
     assert served.process.wait(IN_TIME_S) == 2
     assert served.log == "error: backends.test.behaviour: never works\n"
+
+
+def test_what_a_killed_parent_left_is_gone_after_the_next_start(serve: Serve) -> None:
+    temporary = tempfile.mkdtemp(prefix="lw-", dir="/tmp")  # short enough for sockets
+    try:
+        serve(TMPDIR=temporary).end(signal.SIGKILL)
+        (left,) = Path(temporary).iterdir()
+        serve(TMPDIR=temporary)
+
+        assert left not in Path(temporary).iterdir()
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def test_many_clients_are_served_while_a_front_is_replaced(serve: Serve) -> None:

@@ -84,6 +84,21 @@ async def test_a_killed_process_is_replaced_and_its_neighbour_stays() -> None:
         assert lives(kept)
 
 
+async def test_a_process_that_cannot_be_spawned_is_tried_again_and_its_neighbour_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Child(ChildSpec(name="engine", argv=("/no/such/program",)), Backoff(first_s=0.01, longest_s=0.05))
+    front = child("front", STAYS)
+
+    async with running(engine, fronts=(front,)) as (supervisor, task):
+        await until(lambda: engine.starts >= 3 and front.process is not None)
+
+        assert (supervisor.is_stopping, task.done()) == (False, False)
+        assert front.starts == 1
+
+    assert any("engine could not be started (No such file or directory); start 2" in line for line in caplog.messages)
+
+
 async def test_a_process_whose_heart_stops_is_killed_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

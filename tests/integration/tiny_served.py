@@ -15,7 +15,7 @@ from tests.integration.served import IN_TIME_S
 
 MODEL = "tiny-llama"
 ENGINE, FRONT = "backends.hf.server", "gateway.front"  # what their command lines have in them
-ENDLESS = {"max_tokens": 16_000, "ignore_eos": True}  # more than any test waits for
+ENDLESS: dict[str, Any] = {"max_tokens": 16_000, "ignore_eos": True}  # more than any test waits for
 
 
 def settings(folder: Path, *, max_num_seqs: int = 4, hang_after_s: float = 30.0) -> str:

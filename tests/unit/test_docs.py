@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from msgspec import inspect as mi
 
 from backends.hf.options import HFOptions
 from backends.registry import backend_class, convert_options
+from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
 from gateway.config import ServerOptions, load_settings
 from gateway.lanes import LaneOptions
@@ -20,6 +22,8 @@ from gateway.tenants import AuthOptions, StaticKey
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+SCRIPTED = (ROOT / "docs" / "scripted.md").read_text(encoding="utf-8")
 
 SECTIONS: dict[str, type[Struct]] = {
     "`[server]`": ServerOptions,
@@ -92,6 +96,26 @@ def test_the_configuration_examples_are_accepted(document: str, tmp_path: Path) 
         settings = load_settings(file, environ={})
         for name, table in settings.backends.items():
             convert_options(backend_class(str(table["type"])), name, table)
+
+
+def test_every_field_of_a_script_is_documented_and_every_way_to_fail() -> None:
+    fields, fail = (
+        re.findall(r"^\| `(\w+)`", SCRIPTED.split(f"\n## `{section}`\n")[1].split("\n## ")[0], re.MULTILINE)
+        for section in ("script", "fail")
+    )
+    (kinds,) = (field.type for field in msgspec.structs.fields(Failure) if field.name == "kind")
+
+    assert fields == [field.encode_name for field in msgspec.structs.fields(Script)]
+    assert fail == list(get_args(kinds))
+
+
+def test_the_scripts_of_the_documents_are_accepted() -> None:
+    recipes = [msgspec.json.decode(recipe) for recipe in re.findall(r"^```json\n(.*?)^```", SCRIPTED, re.M | re.S)]
+    bodies = [msgspec.json.decode(body) for body in re.findall(r"-d '(\{.*?\})'$", SCRIPTED, re.M | re.S)]
+
+    assert (len(recipes) > 3, len(bodies)) == (True, 1)
+    for script in [*recipes, *(body["script"] for body in bodies)]:
+        assert read_script({"script": script}) is not None
 
 
 def test_the_words_of_the_glossary_are_names_in_the_code() -> None:

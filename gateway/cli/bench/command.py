@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from gateway.cli.bench.report import Report, show
 from gateway.cli.bench.roofline import Roofline, measure_gemm_rate
 from gateway.cli.bench.throughput import ThroughputOptions, run_throughput
 from gateway.cli.screen import CommandFailed, stdout
+from gateway.version import own_version
 
 SCENARIOS = ("throughput", "hol", "prefix")
 SMOLLM2_BODY = 106.2e6
@@ -117,7 +117,7 @@ def _levels(text: str) -> list[int]:
 
 def _blank_report(base_url: str, options: dict[str, object]) -> Report:
     return Report(
-        laneway=version("laneway"),
+        laneway=own_version(),
         base_url=base_url,
         model="",
         machine=_machine(),

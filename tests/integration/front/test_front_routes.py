@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.log import FIELDS
 from gateway.config import ServerOptions
-from gateway.log import FIELDS
 from gateway.tenants import AuthOptions, StaticKey
 
 if TYPE_CHECKING:
@@ -229,3 +229,20 @@ def test_every_request_leaves_one_access_line_without_secrets(serve: Serve, capl
     assert lines[0]["key"].startswith("key_")
     assert lines[1]["error"] == "NotAuthenticated"
     assert "sk-" not in f"{lines}{caplog.text}"
+
+
+def test_probes_leave_their_access_line_at_debug_unless_they_are_refused(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "laneway.access")
+    front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)), server=ServerOptions(root_path="/llm"))
+
+    with front.client(headers={"Authorization": "Bearer sk-the-only-key-99"}) as client:
+        for path in ("/health", "/ready", "/ping", "/metrics", "/llm/health", "/v1/models"):
+            client.get(path)
+        client.get("/metrics", headers={"Authorization": ""})
+
+    lines = [record for record in caplog.records if record.name == "laneway.access"]
+    quiet = [getattr(line, FIELDS)["path"] for line in lines if line.levelname == "DEBUG"]
+    loud = [getattr(line, FIELDS)["path"] for line in lines if line.levelname == "INFO"]
+    assert (quiet, loud) == (["/health", "/ready", "/ping", "/metrics", "/llm/health"], ["/v1/models", "/metrics"])

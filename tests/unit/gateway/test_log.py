@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from backends.log import configure
 from gateway import log
 
 
@@ -18,10 +20,17 @@ def lines() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
-    log.configure("info", stream)
+    configure("info", stream)
     yield stream
     root.handlers[:] = before
     root.setLevel(level)
+
+
+class Terminal(io.StringIO):
+    """A stream for people."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_a_line_is_json_with_its_fields(lines: io.StringIO) -> None:
@@ -48,6 +57,24 @@ def test_a_traceback_stays_on_its_line(lines: io.StringIO) -> None:
 def test_libraries_speak_only_from_warnings_up(lines: io.StringIO) -> None:
     logging.getLogger("httpx").info("hidden")
     logging.getLogger("laneway.x").info("shown")
+
+    assert [json.loads(line)["message"] for line in lines.getvalue().splitlines()] == ["shown"]
+
+
+def test_on_a_terminal_lines_are_for_people_and_cannot_command_it(lines: io.StringIO) -> None:
+    screen = Terminal()
+    configure("info", screen)
+
+    log.access.info("GET %s %s", "/\x1b[2J\n", 404, extra=log.fields(status=404))
+
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info: GET /\?\[2J\? 404\n", screen.getvalue())
+
+
+def test_the_level_is_the_least_that_is_written(lines: io.StringIO) -> None:
+    configure("warning", lines)
+    log.access.info("hidden")
+    configure("debug", lines)
+    log.access.debug("shown")
 
     assert [json.loads(line)["message"] for line in lines.getvalue().splitlines()] == ["shown"]
 

@@ -235,6 +235,7 @@ class World:
         decode_s = predict(decodes.num_tokens, decodes.num_attended, decodes.num_samples)
         budget_s = self.limits.max_step_s
         one_s = predict(1, self.limits.max_model_len, 1)
-        assert plan.predicted_s <= max(budget_s, decode_s + budget_s * SHARE) + one_s + 1e-9
-        if decode_s + one_s <= budget_s * (1 - SHARE):
+        least_s = max(budget_s * SHARE, predict(0, 0, 0))
+        assert plan.predicted_s <= max(budget_s, decode_s + least_s) + one_s + 1e-9
+        if decode_s + one_s <= budget_s - least_s:
             assert plan.predicted_s <= budget_s + 1e-9

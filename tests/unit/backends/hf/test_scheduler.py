@@ -164,6 +164,15 @@ def test_prefill_keeps_a_share_when_decodes_take_the_whole_step() -> None:
         assert steps_to_first_token(world, world.add(8, 1)) <= 5
 
 
+def test_prefill_gets_as_much_time_as_a_step_costs_before_its_first_token() -> None:
+    world = World(prior=Prior(step_s=0.5, token_s=0.01, attended_s=0.0, sample_s=0.0))
+    world.add(1, 300)
+    world.step()
+    long = world.add(400)
+
+    assert 45 <= tokens_of(world, long) <= 50
+
+
 def test_tokens_are_bounded_too() -> None:
     world = World(max_batched_tokens=64, max_step_s=10.0)
     for _ in range(10):

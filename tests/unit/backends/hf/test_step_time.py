@@ -55,9 +55,46 @@ def test_chunks_soon_fill_the_budget_and_stay_within_it(curve: Curve) -> None:
         assert sorted(settled)[len(settled) // 2] > 0.08 * 0.8
 
 
+def warm(model: StepTime, curve: Curve) -> None:
+    """The shapes that an engine runs before it serves."""
+    for decodes in range(1, 65):
+        step = (decodes, decodes * 128, decodes)
+        model.learn(*step, curve(*step))
+    for chunk in range(16, 257, 16):
+        for start in (0, 1024):
+            step = (chunk, attended(start, chunk), 1)
+            model.learn(*step, curve(*step))
+
+
+def test_steps_that_are_all_as_long_as_the_budget_do_not_blur_what_a_step_is_made_of() -> None:
+    model = StepTime()
+    warm(model, cpu)
+
+    serve(model, cpu, 3000)
+
+    short = (42, attended(0, 38) + 4 * 300, 5)
+    assert model.predict(*short) == pytest.approx(cpu(*short), rel=0.3)
+
+
+def test_a_slow_spell_changes_the_pace_and_not_the_coefficients() -> None:
+    model = StepTime()
+    warm(model, cpu)
+    before = model.coefficients
+
+    serve(model, lambda *step: 2 * cpu(*step), 30)
+    during = model.coefficients
+    serve(model, cpu, 200)
+
+    assert [now / then for now, then in zip(during, before, strict=True)] == pytest.approx([2.0] * 4, rel=0.25)
+    assert [now / then for now, then in zip(model.coefficients, before, strict=True)] == pytest.approx(
+        [1.0] * 4, rel=0.25
+    )
+
+
 @pytest.mark.parametrize(("curve", "chunk"), [(cpu, 96), (gpu, 3000)])
 def test_predictions_are_close_where_there_was_work(curve: Curve, chunk: int) -> None:
     model = StepTime()
+    warm(model, curve)
     serve(model, curve, 300)
 
     step = (4 + chunk, attended(1000, chunk) + 4 * 300, 4)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import zlib
 from typing import Any
 
 import pytest
 
-from gateway.api.body import ClientLeft, decompress, read_body
+from gateway.api.body import MOST_MEMBERS, WORTH_A_THREAD, ClientLeft, decompress, off_loop_if_long, read_body
 from gateway.api.exchange import Exchange
 from gateway.errors import BodyTooLarge, InvalidBody, UnsupportedMedia
 
@@ -94,6 +95,24 @@ def test_a_decompression_bomb_is_stopped_at_the_bound() -> None:
 
     with pytest.raises(BodyTooLarge):
         decompress(bomb, 1000)
+
+
+def test_a_body_of_endless_members_is_refused_before_it_costs_anything() -> None:
+    member = gzip.compress(b"x")
+
+    assert decompress(member * MOST_MEMBERS, 1000) == b"x" * MOST_MEMBERS
+    with pytest.raises(InvalidBody, match=f"more than {MOST_MEMBERS} members"):
+        decompress(member * (MOST_MEMBERS + 1), 1000)
+
+
+async def test_a_long_body_is_read_off_the_event_loop_and_a_short_one_on_it() -> None:
+    here = threading.get_ident()
+
+    def reader(body: bytes) -> int:
+        return threading.get_ident()
+
+    assert await off_loop_if_long(reader, b"x" * (WORTH_A_THREAD - 1)) == here
+    assert await off_loop_if_long(reader, b"x" * WORTH_A_THREAD) != here
 
 
 async def test_a_client_that_leaves_before_its_body_is_complete_is_noticed() -> None:

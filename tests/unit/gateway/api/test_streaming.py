@@ -37,6 +37,10 @@ class Client:
     def leave(self) -> None:
         self._left.set()
 
+    def make_room(self, reads: int) -> None:
+        for _ in range(reads):
+            self._room.release()
+
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.sent)
@@ -239,6 +243,34 @@ def test_a_comment_never_overtakes_or_piles_up_behind_a_slow_reader(run_virtuall
         return client.body
 
     assert run_virtually(main()) == b"a"
+
+
+def test_a_comment_stuck_behind_the_last_piece_does_not_end_the_answer(run_virtually: Run) -> None:
+    """The reader stops before the last piece, longer than the interval, and then reads on."""
+
+    async def main() -> bytes:
+        client, source = Client(reads=2), Source(["a", "b"])
+
+        async def read_on() -> None:
+            await asyncio.sleep(20)
+            client.make_room(10)
+
+        reading = asyncio.create_task(read_on())
+        await while_client_stays(client.receive, stream(client).run(source.chunks()))
+        await reading
+        return client.body
+
+    assert run_virtually(main()) == b"abEND"
+
+
+def test_an_answer_that_is_its_end_alone_leaves_no_timer(run_virtually: Run) -> None:
+    async def main() -> bytes:
+        client = Client()
+        await stream(client).run(Source([]).chunks())
+        await asyncio.sleep(100)
+        return client.body
+
+    assert run_virtually(main()) == b"END"
 
 
 async def test_closing_goes_through_every_wrapped_iterator_in_time() -> None:

@@ -1,0 +1,22 @@
+"""Runs an example as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.served import IN_TIME_S
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: str, address: str, model: str = "") -> str:
+    """What it prints. Without `model` it finds one itself."""
+    program = "sh" if name.endswith(".sh") else sys.executable
+    environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": model}
+    argv = [program, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

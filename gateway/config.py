@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import ssl
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -219,6 +220,18 @@ def _check_server(server: ServerOptions) -> None:
             raise ConfigError(f"server.{name}: missing; tls_cert and tls_key come together")
         if file is not None and not Path(file).is_file():
             raise ConfigError(f"server.{name}: there is no file {file}")
+    if server.tls_cert is not None:
+        _check_certificate(server.tls_cert, server.tls_key)
+
+
+def _check_certificate(cert: str, key: str | None) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")  # "": never asks for one
+    except OSError as error:
+        raise ConfigError(
+            f"server.tls_cert: {cert} and the tls_key {key} cannot be used ({error.strerror}); "
+            "allowed: a certificate and its key, both PEM, the key without a password"
+        ) from None
 
 
 def _check_exposure(settings: Settings) -> None:

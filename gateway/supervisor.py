@@ -112,6 +112,7 @@ class Child:
         self._pulse = Pulse(spec.heartbeat, spec.hang_after_s)
         self._clock = clock
         self._started_at = 0.0
+        self._ending: signal.Signals | None = None
 
     async def start(self) -> None:
         """Spawn it, in a process group of its own so that Ctrl-C reaches the parent alone.
@@ -126,6 +127,8 @@ class Child:
         )
         assert self.process.stdin is not None
         self.process.stdin.write(self.spec.first_input)
+        if self._ending is not None:
+            self._send(self._ending)
         log.info("%s started, pid %d", self.spec.name, self.process.pid)
 
     async def watch(self) -> End:
@@ -136,7 +139,7 @@ class Child:
         try:
             while not (await asyncio.wait({exited}, timeout=check_s))[0]:
                 if self._pulse.is_hung(check_s):
-                    self.send(signal.SIGKILL)
+                    self._send(signal.SIGKILL)
                     await exited
                     return End.HUNG
         finally:
@@ -148,8 +151,13 @@ class Child:
         """Seconds to wait before starting it again."""
         return self._backoff.next(self._clock() - self._started_at)
 
-    def send(self, number: signal.Signals) -> None:
-        """Signal it, if it lives."""
+    def end(self, number: signal.Signals) -> None:
+        """Have it end by this signal; one that is being made gets it as soon as it is there."""
+        if self._ending is not signal.SIGKILL:
+            self._ending = number
+        self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
 
@@ -168,7 +176,6 @@ class Supervisor:
     ) -> None:
         self._engines, self._fronts, self._listener = engines, fronts, listener
         self._stopping = asyncio.Event()
-        self._ending = signal.SIGTERM
         self._exit_code = 0
 
     async def run(self) -> int:
@@ -205,8 +212,6 @@ class Supervisor:
             await child.start()
         except OSError as error:  # such as no memory left for one more process: the others must not fall with it
             return f"{child.spec.name} could not be started ({error.strerror})"
-        if self._stopping.is_set():
-            child.send(self._ending)  # the others were told while this one was being made
         return _obituary(child, await child.watch())
 
     @property
@@ -220,11 +225,10 @@ class Supervisor:
 
     def kill(self) -> None:
         """End everything now."""
-        self._ending = signal.SIGKILL
         self._exit_code = 128 + signal.SIGINT
         self._stopping.set()
         for child in (*self._fronts, *self._engines):
-            child.send(signal.SIGKILL)
+            child.end(signal.SIGKILL)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not when all is to end."""
@@ -238,12 +242,12 @@ async def _end(keepers: dict[asyncio.Task[None], Child]) -> None:
     if not keepers:
         return
     for child in keepers.values():
-        child.send(signal.SIGTERM)
+        child.end(signal.SIGTERM)
     within_s = max(child.spec.stop_within_s for child in keepers.values())
     _, late = await asyncio.wait(keepers, timeout=within_s)
     for keeper in late:
         log.warning("%s did not end within %g s and is killed", keepers[keeper].spec.name, within_s)
-        keepers[keeper].send(signal.SIGKILL)
+        keepers[keeper].end(signal.SIGKILL)
     await asyncio.wait(keepers)
 
 

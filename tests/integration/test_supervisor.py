@@ -15,6 +15,15 @@ import pytest
 from gateway.supervisor import EXIT_CONFIG, Backoff, Child, ChildSpec, Supervisor
 
 STAYS = "import sys; sys.stdin.read()"
+TELLS = """
+import signal, sys
+def end(number, frame):
+    print(sys.argv[2], file=open(sys.argv[1], "a"))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1] + sys.argv[2], "w").close()
+signal.pause()
+"""  # when it is ready, and when it is told to end
 IN_TIME_S = 20.0
 
 
@@ -133,16 +142,7 @@ async def test_the_same_exit_code_after_a_life_is_a_failure_like_others(tmp_path
 
 async def test_stop_ends_fronts_before_engines(tmp_path: Path) -> None:
     order = tmp_path / "order"
-    script = (
-        "import signal, sys\n"
-        "def end(number, frame):\n"
-        "    print(sys.argv[2], file=open(sys.argv[1], 'a'))\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "open(sys.argv[1] + sys.argv[2], 'w').close()\n"
-        "signal.pause()"
-    )
-    engine, front = child("engine", script, order, "engine"), child("front", script, order, "front")
+    engine, front = child("engine", TELLS, order, "engine"), child("front", TELLS, order, "front")
 
     async with running(engine, fronts=(front,)) as (supervisor, task):
         await until(lambda: Path(f"{order}engine").exists() and Path(f"{order}front").exists())
@@ -151,6 +151,48 @@ async def test_stop_ends_fronts_before_engines(tmp_path: Path) -> None:
 
     assert code == 0
     assert order.read_text().split() == ["front", "engine"]
+
+
+class Slow(Child):
+    """A child whose process is there a while before `start` returns."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        super().__init__(spec)
+        self.made, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def start(self) -> None:
+        self.made.set()
+        await self.goes_on.wait()
+        await super().start()
+
+
+async def test_an_engine_that_is_being_made_at_the_stop_ends_after_the_fronts_too(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    engine = Slow(child("engine", TELLS, order, "engine").spec)
+    front = child("front", TELLS, order, "front", stop_within_s=IN_TIME_S)
+
+    async with running(engine, fronts=(front,)) as (supervisor, task):
+        await until(lambda: engine.made.is_set() and Path(f"{order}front").exists())
+        os.kill(pid_of(front), signal.SIGSTOP)  # it has answers to finish
+        supervisor.stop()
+        engine.goes_on.set()
+        await until(Path(f"{order}engine").exists)
+        os.kill(pid_of(front), signal.SIGCONT)
+
+        assert await asyncio.wait_for(task, IN_TIME_S) == 0
+
+    assert order.read_text().split() == ["front", "engine"]
+
+
+async def test_a_process_that_is_being_made_at_a_kill_is_killed() -> None:
+    engine = Slow(child("engine", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()").spec)
+
+    async with running(engine) as (supervisor, task):
+        await engine.made.wait()
+        supervisor.kill()
+        engine.goes_on.set()
+
+        assert await asyncio.wait_for(task, IN_TIME_S) == 130
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_in_the_end(tmp_path: Path) -> None:

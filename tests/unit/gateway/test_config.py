@@ -162,6 +162,20 @@ def test_an_error_names_the_field_its_value_and_what_is_allowed(tmp_path: Path, 
     assert [word for word in words if word not in message] == [], message
 
 
+def test_a_certificate_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("no PEM\n")
+
+    message = refusal(
+        tmp_path,
+        LANEWAY_SERVER__TLS_CERT=str(tmp_path / "cert.pem"),
+        LANEWAY_SERVER__TLS_KEY=str(tmp_path / "key.pem"),
+    )
+
+    assert message.startswith(f"server.tls_cert: {tmp_path / 'cert.pem'} and the tls_key")
+    assert "PEM" in message
+
+
 def test_an_unknown_table_in_the_environment_is_refused(tmp_path: Path) -> None:
     assert "LANEWAY_SERVERS__PORT" in refusal(tmp_path, LANEWAY_SERVERS__PORT="1")
 

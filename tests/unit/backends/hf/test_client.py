@@ -14,7 +14,7 @@ import pytest
 from backends.errors import EngineDied, Unavailable
 from backends.hf.client import EngineClient
 from backends.hf.heartbeat import HeartbeatWriter
-from backends.hf.messages import PROTOCOL_VERSION, FrameReader, Refused, Welcome, encode_frame
+from backends.hf.messages import PROTOCOL_VERSION, FrameReader, Refused, Stats, Welcome, encode_frame
 from tests.unit.backends.hf.fake_engine import (
     CRASH_TOKEN,
     HANG_TOKEN,
@@ -103,6 +103,7 @@ async def test_a_killed_engine_fails_its_streams_and_is_not_ready(run_dir: Path)
 
             assert not client.status().ready
             assert client.num_sequences == 0
+            assert client.stats == Stats()
             with pytest.raises(Unavailable) as caught:
                 client.submit([submit_of([1])])
             assert caught.value.retry_after_s is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import os
 import socket
 import struct
@@ -21,6 +23,7 @@ from gateway.app import create_app
 from gateway.config import ServerOptions, Settings
 from gateway.supervisor import EXIT_CONFIG
 
+SETTLING_BEATS = 30  # seconds in which code and tokenizers are loaded
 KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections: whoever closes first loses requests
 
 
@@ -60,11 +63,14 @@ def _first_line() -> bytes:
 
 def server_config(app: Any, server: ServerOptions, heartbeat: Path) -> uvicorn.Config:
     """uvicorn for `app`, which writes `heartbeat` every second from its main loop."""
-    beats = os.open(heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
+    file = os.open(heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
+    beats = itertools.count()
 
     async def beat() -> None:
         """Written in place: a disk that is full by then stops no beat, and so no front."""
-        os.pwrite(beats, struct.pack("<d", time.monotonic()), 0)
+        os.pwrite(file, struct.pack("<d", time.monotonic()), 0)
+        if next(beats) < SETTLING_BEATS:
+            settle()
 
     return uvicorn.Config(
         app,
@@ -83,6 +89,12 @@ def server_config(app: Any, server: ServerOptions, heartbeat: Path) -> uvicorn.C
         callback_notify=beat,
         timeout_notify=1,
     )
+
+
+def settle() -> None:
+    """What is loaded by now stays: no later collection walks it, which would hold up every stream for tens of ms."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ from backends.hf.layout import StepLayout
 
 IMPLEMENTATION = "laneway_paged"
 
+# Tokens of cache that are written once at the start. The first write to new memory waits for the kernel to clear it, in
+# every layer at once; blocks are reused warm first, so a light load never waits for that.
+WARM_TOKENS = 16384
+
 
 class AttentionKernel(Protocol):
     """One way to lay out pages and to attend over them."""
@@ -58,10 +62,7 @@ class PagedCache:
     def of(self, layer_idx: int, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
         """Key pages and value pages of a layer."""
         if layer_idx not in self.layers:
-            self.layers[layer_idx] = (
-                self.kernel.pages(self._num_blocks, self._block_size, kv_heads, head_dim),
-                self.kernel.pages(self._num_blocks, self._block_size, kv_heads, value_dim),
-            )
+            self.layers[layer_idx] = self._pages(kv_heads, head_dim), self._pages(kv_heads, value_dim)
         return self.layers[layer_idx]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -78,6 +79,12 @@ class PagedCache:
     def bytes_per_block(self) -> int:
         """Bytes one block takes over all layers; known after the first forward."""
         return sum(pages.nbytes for pair in self.layers.values() for pages in pair) // self._num_blocks
+
+    def _pages(self, kv_heads: int, head_dim: int) -> Tensor:
+        pages = self.kernel.pages(self._num_blocks, self._block_size, kv_heads, head_dim)
+        share = min(1.0, WARM_TOKENS / (self._num_blocks * self._block_size))
+        pages.view(-1)[: int(share * pages.numel())].zero_()
+        return pages
 
 
 def paged_attention(

@@ -30,6 +30,7 @@ log = logging.getLogger("laneway.hf.engine")
 
 STATS_EVERY_S = 0.5
 LONGEST_DECAY = 0.95  # of the longest step, a report: it counts as recent for about half a minute
+SURPRISE, SURPRISE_S = 1.5, 0.1  # a step this much longer than predicted, and longer than this, is worth a line
 MAX_FAILED_STEPS = 3  # in a row; then the fault is not a request's, and the process ends to be started anew
 
 
@@ -194,6 +195,8 @@ class Engine:
         stats.step_s += seconds
         stats.predicted_s += plan.predicted_s
         stats.longest_step_s = max(stats.longest_step_s, seconds)
+        if seconds > SURPRISE * plan.predicted_s and seconds > SURPRISE_S:
+            log.info("a step of %s took %.3f s, predicted %.3f s", _shape(plan), seconds, plan.predicted_s)
         stats.completion_tokens += plan.num_samples
         stats.prompt_tokens += sum(
             max(0, min(row.start + row.num_tokens, row.sequence.num_prompt_tokens) - row.start) for row in plan.rows
@@ -218,6 +221,12 @@ class Engine:
 def _copy(stats: Stats) -> Stats:
     """The socket thread encodes it while the engine goes on counting."""
     return Stats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
+
+
+def _shape(plan: StepPlan) -> str:
+    """For the log: start+tokens of every row that is no decode."""
+    chunks = " ".join(f"{row.start}+{row.num_tokens}" for row in plan.rows if row.num_tokens > 1)
+    return f"{plan.num_samples} samples, chunks {chunks or 'none'}"
 
 
 def _sequence(sequence_id: int, submit: Submit) -> Sequence:

@@ -25,8 +25,10 @@ import msgspec
 
 from backends.base import LaneRule
 from backends.errors import ConfigError
+from backends.hf import threads
 from backends.hf.heartbeat import HeartbeatWriter
 from backends.hf.loop import BuildEngine, Deliver, EngineLoop, SteppedEngine
+from backends.hf.machine import physical_cores
 from backends.hf.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -52,9 +54,6 @@ log = logging.getLogger("laneway.hf.server")
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 MAX_UNREAD_BYTES = 64 * 1024 * 1024  # a front that leaves this much unread is taken for dead
-# How long a thread of a parallel region spins for the others before it sleeps. The default, milliseconds, makes a step
-# take seconds as soon as another process wants a core: the spinner holds the core that its neighbour waits for.
-SPIN_COUNT = "2000"
 
 
 class EngineServer:
@@ -63,6 +62,7 @@ class EngineServer:
     def __init__(self, path: Path, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._path = path
         self._max_unread_bytes = max_unread_bytes
+        self._cores = threads.cores()  # before OpenMP binds the thread that makes this
         self._fronts: set[Front] = set()
         self._outbox: deque[tuple[object | None, Outputs | Stats]] = deque()
         self._is_flush_due = False
@@ -74,9 +74,7 @@ class EngineServer:
 
     def start(self, engine: EngineLoop, welcome: Welcome) -> None:
         """Listen. Raises OSError when the socket cannot be made."""
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(engine, welcome)), name="laneway-engine-io", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(engine, welcome), name="laneway-engine-io", daemon=True)
         self._thread.start()
         self._listening.wait()
         if self._failure is not None:
@@ -99,6 +97,10 @@ class EngineServer:
             self._is_flush_due = True
             with contextlib.suppress(RuntimeError):  # the socket thread has ended
                 self._io.call_soon_threadsafe(self._flush)
+
+    def _run(self, engine: EngineLoop, welcome: Welcome) -> None:
+        threads.run_anywhere(self._cores)
+        asyncio.run(self._serve(engine, welcome))
 
     async def _serve(self, engine: EngineLoop, welcome: Welcome) -> None:
         self._io = asyncio.get_running_loop()
@@ -258,7 +260,9 @@ def run(name: str, run_dir: Path, build: BuildEngine) -> int:
 
 def _build(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver) -> tuple[SteppedEngine, Welcome]:
     """torch comes in here, after the process has tied itself to its parent."""
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    cores = physical_cores()  # counted now: once OpenMP has bound this thread, it sees one
+    options = msgspec.structs.replace(options, threads=options.threads or cores)
+    threads.prepare(options.threads, cores, os.environ)
     from backends.hf.assembly import build_engine
 
     return build_engine(options, lanes, deliver)

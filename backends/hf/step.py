@@ -9,6 +9,7 @@ from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 
 SHARE = 1 / 8  # what prefill keeps of the time when decodes take all of it, and the oldest prompt of what prefill has
+LONG_LIMIT = 5 / 8  # of the time: how far a long prompt may fill a step, so that who comes next waits less
 LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
 MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
 
@@ -23,7 +24,7 @@ class Step:
         self.num_long = 0
         self._step_time = step_time
         self._budget_s = budget_s
-        self._limit_s = math.inf
+        self._limit_s = self._long_limit_s = math.inf
         self._max_tokens = max_tokens
         self._full_tokens = min(max(step_time.max_tokens(budget_s, 0, 0, 1, 0), MIN_CHUNK), max_tokens)
         self._tokens = self._attended = self._samples = 0
@@ -46,6 +47,7 @@ class Step:
         self._num_decodes = len(self.chunks)
         least_s = max(self._budget_s * SHARE, self._step_time.predict(0, 0, 0))
         self._limit_s = max(self._budget_s, self.predicted_s + least_s)
+        self._long_limit_s = max(self._budget_s * LONG_LIMIT, self.predicted_s + least_s)
         self._share_s = SHARE * (self._limit_s - self.predicted_s)
         self._share_tokens = int(SHARE * (self._max_tokens - self._tokens))
 
@@ -60,7 +62,8 @@ class Step:
 
     def chunk(self, sequence: Sequence, is_due: bool) -> int:
         """Tokens of it to add now; 0 when nothing is to be added. The first prefill always gets one."""
-        fitting = min(self._fitting(sequence, self._limit_s), self.left(sequence))
+        limit_s = self._long_limit_s if self.is_long(sequence) else self._limit_s
+        fitting = min(self._fitting(sequence, limit_s), self.left(sequence))
         if len(self.chunks) == self._num_decodes:
             fitting = max(fitting, min(1, self.left(sequence)))
         if not self.is_long(sequence):

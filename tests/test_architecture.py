@@ -34,7 +34,10 @@ OWNERS = {
 # Files of the engine that decide or translate. They are tested without a model, and the front imports some of them.
 MODEL_FREE = {
     f"backends.hf.{name}"
-    for name in ("sequence", "scheduler", "block_pool", "step_time", "plan", "messages", "options", "backend", "client")
+    for name in (
+        *("sequence", "scheduler", "step", "block_pool", "step_time", "plan"),
+        *("messages", "options", "threads", "engine", "loop", "server", "backend", "client"),
+    )
 }
 TORCH_FREE = MODEL_FREE | {"backends.hf.tokenizer"}
 

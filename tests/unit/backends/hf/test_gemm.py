@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from backends.hf import gemm
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A few calls are enough to see that it measures; the threads of the other tests come back."""
     threads = torch.get_num_threads()
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets some for its own process
     monkeypatch.setattr(gemm, "WARM_UP_CALLS", 1)
     monkeypatch.setattr(gemm, "CALLS", 2)
     yield

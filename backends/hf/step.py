@@ -9,8 +9,9 @@ from backends.hf.sequence import Sequence
 from backends.hf.step_time import StepTime
 
 SHARE = 1 / 8  # what prefill keeps of the time when decodes take all of it, and the oldest prompt of what prefill has
-LONG_LIMIT = 5 / 8  # of the time: how far a long prompt may fill a step, so that who comes next waits less
+LONG_LIMIT = 3 / 4  # of the time: how far a long prompt may fill a step, so that who comes next waits less
 LONG_STEPS = 4  # a prompt is long when it takes more than this many full steps
+PIECE = 8  # tokens; larger chunks are whole pieces, so that fewer shapes are met
 MIN_CHUNK = 16  # a smaller piece of a prompt costs as much (the plateau of the matrix products) and is not begun
 
 
@@ -101,7 +102,7 @@ class Step:
             return fitting
         if fitting < MIN_CHUNK and sequence not in self.chunks and self._num_granted:
             return 0
-        return fitting - fitting % MIN_CHUNK if fitting > 2 * MIN_CHUNK else fitting
+        return fitting - fitting % PIECE if fitting > 2 * MIN_CHUNK else fitting
 
     def _start(self, sequence: Sequence) -> int:
         return sequence.num_computed_tokens + self.chunks.get(sequence, 0)

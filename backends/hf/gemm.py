@@ -6,12 +6,17 @@ import json as jsonlib
 import os
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from backends.hf import threads as compute_threads
 from backends.hf.machine import physical_cores
+
+# torch itself is loaded later, once its threads are prepared; that it is missing must show now.
+if find_spec("torch") is None:
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 OUT_FEATURES, IN_FEATURES, ROWS = 3072, 576, 256  # the largest linear of SmolLM2-135M, at a step's usual rows
 WARM_UP_CALLS = 20

@@ -34,7 +34,7 @@ class FusedAttention(nn.Module):
         self._head_dim: int = module.head_dim
         self._heads = module.q_proj.out_features // self._head_dim
         self._kv_heads = module.k_proj.out_features // self._head_dim
-        self._options = {"scaling": module.scaling, "sliding_window": getattr(module, "sliding_window", None)}
+        self._options = {"scaling": module.scaling, "sliding_window": _window(module)}
         self.layer_idx: int = module.layer_idx
 
     def forward(
@@ -47,6 +47,13 @@ class FusedAttention(nn.Module):
         query = fused.view(len(fused), -1, self._head_dim)[:, : self._heads]
         out = pages.kernel.attend(pages.layout, query, keys, values, self._options)
         return self._output(out.view(1, len(fused), -1)), None
+
+
+def _window(module: Any) -> int | None:
+    """The tokens a layer sees: some families keep it with the layer, where None means all, others with the model."""
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window  # type: ignore[no-any-return]
+    return getattr(module.config, "sliding_window", None)
 
 
 class FusedGatedMLP(nn.Module):

@@ -144,9 +144,12 @@ def _may_be_native(loaded: LoadedModel, options: HFOptions) -> bool:
 def _is_batchable(loaded: LoadedModel) -> bool:
     """Whether the class goes through the attention interface, a row's positions are its own affair, and all of the
     model is in one place, as the pages are."""
+    config: Any = loaded.config.get_text_config()
     if len(set(getattr(loaded.model, "hf_device_map", {}).values())) > 1:
         return False
-    rope: Any = getattr(loaded.config.get_text_config(), "rope_parameters", None) or {}
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        return False  # the attention function is not told the chunk's size, and only long prompts would show it
+    rope: Any = getattr(config, "rope_parameters", None) or {}
     rules = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return bool(loaded.model.is_backend_compatible()) and not any(
         rule.get("rope_type") in BATCH_DEPENDENT_ROPE for rule in rules

@@ -56,6 +56,13 @@ def test_a_model_whose_positions_depend_on_its_neighbours_is_not_batched() -> No
     assert choose_runner(loaded(model), options(), None).name == "per_sequence"
 
 
+def test_a_model_that_attends_in_chunks_is_not_batched() -> None:
+    model = tiny_models.build("llama")
+    model.config.layer_types = ["chunked_attention"] * 3
+
+    assert choose_runner(loaded(model), options(), None).name == "per_sequence"
+
+
 def test_asking_for_a_batch_that_cannot_be_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="cannot be served"):
         choose_runner(loaded(tiny_models.build("bloom")), options(runner="batched"), None)

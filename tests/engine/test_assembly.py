@@ -59,6 +59,7 @@ def test_a_model_whose_positions_depend_on_its_neighbours_is_not_batched() -> No
 def test_a_model_that_attends_in_chunks_is_not_batched() -> None:
     model = tiny_models.build("llama")
     model.config.layer_types = ["chunked_attention"] * 3
+    model.config.attention_chunk_size = tiny_models.MAX_MODEL_LEN
 
     assert choose_runner(loaded(model), options(), None).name == "per_sequence"
 

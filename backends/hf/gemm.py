@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from backends.hf import threads as compute_threads
-from backends.hf.machine import physical_cores
+from backends.hf.machine import allowed_cores, physical_cores
 
 # torch itself is loaded later, once its threads are prepared; that it is missing must show now.
 if find_spec("torch") is None:
@@ -29,9 +29,8 @@ def gemm_rate(
     json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Measure this machine's matrix rate: a bf16 linear of 3072×576 at 256 rows, best of 5. Needs an idle machine."""
-    cores = physical_cores()
-    used = threads or cores
-    compute_threads.prepare(used, cores, os.environ)
+    used = threads or physical_cores()
+    compute_threads.prepare(used, allowed_cores(), os.environ)
     flops_s = measure(used)
     if json:
         typer.echo(jsonlib.dumps({"flops_s": flops_s, "threads": used}))

@@ -116,6 +116,11 @@ def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
 
 def physical_cores(root: Path = Path("/")) -> int:
     """Cores this process may use, hyperthreads of one counted once, within the cgroup's quota."""
+    return max(1, min(allowed_cores(root), _quota(root)))
+
+
+def allowed_cores(root: Path = Path("/")) -> int:
+    """Cores this thread may run on, hyperthreads of one counted once; a quota of their time does not count here."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
     for block in _read(root / "proc/cpuinfo").split("\n\n"):
@@ -123,7 +128,7 @@ def physical_cores(root: Path = Path("/")) -> int:
         number = facts.get("processor", "")
         if number.isdigit() and int(number) in allowed:
             cores.add((facts.get("physical id"), facts["core id"]) if "core id" in facts else (None, number))
-    return max(1, min(len(cores) or len(allowed), _quota(root)))
+    return len(cores) or len(allowed)
 
 
 def _quota(root: Path) -> int:

@@ -28,7 +28,7 @@ from backends.errors import ConfigError
 from backends.hf import threads
 from backends.hf.heartbeat import HeartbeatWriter
 from backends.hf.loop import BuildEngine, Deliver, EngineLoop, SteppedEngine
-from backends.hf.machine import physical_cores
+from backends.hf.machine import allowed_cores, physical_cores
 from backends.hf.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -260,9 +260,9 @@ def run(name: str, run_dir: Path, build: BuildEngine) -> int:
 
 def _build(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver) -> tuple[SteppedEngine, Welcome]:
     """torch comes in here, after the process has tied itself to its parent."""
-    cores = physical_cores()  # counted now: once OpenMP has bound this thread, it sees one
-    options = msgspec.structs.replace(options, threads=options.threads or cores)
-    threads.prepare(options.threads, cores, os.environ)
+    # Counted now: once OpenMP has bound this thread, it sees one core.
+    options = msgspec.structs.replace(options, threads=options.threads or physical_cores())
+    threads.prepare(options.threads, allowed_cores(), os.environ)
     from backends.hf.assembly import build_engine
 
     return build_engine(options, lanes, deliver)

@@ -21,15 +21,15 @@ def cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def prepare(num_threads: int, physical_cores: int, environ: MutableMapping[str, str]) -> None:
+def prepare(num_threads: int, allowed_cores: int, environ: MutableMapping[str, str]) -> None:
     """Set what OpenMP and torch read when they are loaded; what the operator has set stays.
 
-    Threads are bound only when there is one for every core: bound to a part of the cores, two engines would crowd on
-    the same ones.
+    Threads are bound only when there is one for every core they may run on: bound to a part of the cores, two engines
+    would crowd on the same ones, and so would two containers that share a machine by quotas of time.
     """
     environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if num_threads == physical_cores:
+    if num_threads == allowed_cores:
         environ.setdefault("OMP_PROC_BIND", "true")
         environ.setdefault("OMP_PLACES", "cores")
 

@@ -10,7 +10,7 @@ import pytest
 
 from backends.errors import ConfigError
 from backends.hf import machine
-from backends.hf.machine import Gpu, Machine, available_memory, cpu_flags, parse_gpus, physical_cores
+from backends.hf.machine import Gpu, Machine, allowed_cores, available_memory, cpu_flags, parse_gpus, physical_cores
 
 Root: TypeAlias = Callable[[dict[str, str]], Path]
 GB = 1 << 30
@@ -88,7 +88,9 @@ def test_a_cpu_quota_bounds_the_cores(root: Root, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     blocks = cpuinfo(*((number, 0, number) for number in range(4)))
 
-    assert physical_cores(root({"proc/cpuinfo": blocks, **files})) == 2
+    machine = root({"proc/cpuinfo": blocks, **files})
+    assert physical_cores(machine) == 2
+    assert allowed_cores(machine) == 4, "a quota of time leaves no core out"
 
 
 MEMINFO = "MemTotal:       8388608 kB\nMemFree:        1048576 kB\nMemAvailable:   6291456 kB\n"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from backends.hf.attention import PagedCache
 from backends.hf.native import NativeKernels
 from backends.hf.native_attention import NativeAttention
-from backends.hf.swaps import PackedLinear, Swap
+from backends.hf.swaps import PackedLinear, Swap, operators_work
 
 # Attention that is: project, rotate halves, attend, project; nothing between.
 PLAIN_ATTENTION = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "MixtralAttention")
@@ -86,6 +86,8 @@ class FusedRMSNorm(nn.Module):
 def fuse(model: nn.Module, kernel: NativeAttention) -> list[Swap]:
     """Replace what can be replaced in `model`, in place; returns what was, to `undo` it."""
     swaps: list[Swap] = []
+    if not operators_work():
+        return swaps
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             replacement = _replacement(module, kernel.kernels)

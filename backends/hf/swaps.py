@@ -89,7 +89,7 @@ def undo(swaps: list[Swap]) -> None:
 def pack_linears(model: nn.Module) -> list[Swap]:
     """Swap every eligible linear of `model`, in place; returns what was. Nothing on other devices and dtypes."""
     swaps: list[Swap] = []
-    if not _operators_work():
+    if not operators_work():
         return swaps
     for module in list(model.modules()):
         for names in SHARED_INPUTS:
@@ -126,7 +126,7 @@ def _share_input(linears: list[Any]) -> bool:
     )
 
 
-def _operators_work() -> bool:
+def operators_work() -> bool:
     """Whether this torch has the packed operators and they agree with the plain linear."""
     weight, x = torch.randn(48, 32).bfloat16(), torch.randn(1, 5, 32).bfloat16()
     try:

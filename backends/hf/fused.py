@@ -51,9 +51,9 @@ class FusedAttention(nn.Module):
 
 def _window(module: Any) -> int | None:
     """The tokens a layer sees: some families keep it with the layer, where None means all, others with the model."""
-    if hasattr(module, "sliding_window"):
-        return module.sliding_window  # type: ignore[no-any-return]
-    return getattr(module.config, "sliding_window", None)
+    owner = module if hasattr(module, "sliding_window") else module.config
+    window: int | None = getattr(owner, "sliding_window", None)
+    return window
 
 
 class FusedGatedMLP(nn.Module):

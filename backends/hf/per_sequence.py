@@ -21,6 +21,7 @@ class PerSequenceRunner:
     """One forward for each row of a plan."""
 
     name = "per_sequence"
+    starts_anywhere = False  # a cache holds what was computed and nothing else
 
     def __init__(self, model: Any, num_blocks: int, block_size: int) -> None:
         self._model = model

@@ -56,6 +56,11 @@ class Runner(Protocol):
         """Tokens a block holds."""
         ...
 
+    @property
+    def starts_anywhere(self) -> bool:
+        """Whether a row may begin at a position whose past was never computed, as the warm-up's rows do."""
+        ...
+
     def run(self, plan: StepPlan) -> list[int]:
         """Forward and sample: one token id for each row with `sample`, in row order."""
         ...

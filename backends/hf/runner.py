@@ -18,6 +18,7 @@ class BatchedRunner:
     """All rows of a step in one forward: one flattened row of tokens, keys and values in shared pages."""
 
     name = "batched"
+    starts_anywhere = True  # the pages are there, whatever is in them
 
     def __init__(self, model: Any, kernel: AttentionKernel, num_blocks: int, block_size: int) -> None:
         register()

@@ -43,9 +43,12 @@ def warm_up(
 def _plans(runner: Runner, max_num_seqs: int, max_model_len: int) -> Iterator[StepPlan]:
     room = min(max_model_len, runner.num_blocks * runner.block_size)
     rows = _Rows(runner.block_size, room)
-    yield rows.plan(decodes=1)
+    if runner.starts_anywhere:
+        yield rows.plan(decodes=1)
     for chunk in CHUNKS:
         yield rows.plan(chunk=chunk)
+    if not runner.starts_anywhere:
+        return
     yield rows.plan(chunk=32, start=DEEP_CONTEXT)
     yield rows.plan(chunk=32, start=2 * DEEP_CONTEXT)
     yield rows.plan(decodes=16, chunk=32)

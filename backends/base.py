@@ -2,7 +2,7 @@
 
 Three promises, held by one contract test class that runs against every backend:
 1. closing the iterator of `generate` is the only cancel signal, and it returns promptly;
-2. each Chunk carries cumulative usage, so the last chunk seen is always a valid bill;
+2. each Chunk carries cumulative usage, so the last chunk seen is always a valid bill, or says that it is `missing`;
 3. failures are `BackendError`s, raised before the first chunk whenever possible.
 """
 
@@ -84,6 +84,10 @@ class Tokenizing(Protocol):
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """Token ids of a text or of templated messages. Never on the event loop's time for long texts."""
+        ...
+
+    async def count(self, request: TokenizeRequest) -> int:
+        """How many ids `tokenize` would give; cheaper where ids are not needed for that."""
         ...
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:

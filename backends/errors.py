@@ -15,6 +15,8 @@ ConfigError                   a setting that can never work; stops the start
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class BackendError(Exception):
     """Base of all. `message` may be shown to a client: no path, no traceback, no secret.
@@ -62,6 +64,11 @@ class ModelNotFound(InvalidRequest):
 
     code = "model_not_found"
     param = "model"
+
+    @classmethod
+    def named(cls, model: str) -> Self:
+        """The same words whether it does not exist or is not for this caller, so that nobody learns which."""
+        return cls(f"The model '{model[:200]}' does not exist or you do not have access to it.")
 
 
 class Overloaded(BackendError):

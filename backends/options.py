@@ -15,7 +15,7 @@ from backends.errors import ConfigError
 
 StructT = TypeVar("StructT", bound=Struct)
 
-SECRET_ENDINGS = ("key", "keys", "secret", "token", "password")
+SECRET_ENDINGS = ("key", "keys", "secret", "token", "password", "webhook_url")
 SHOWN_CHARS = 60
 ARRAYS = (list, tuple, set, frozenset)
 
@@ -106,10 +106,20 @@ def _problem(value: object, to: Any, path: str, reason: str) -> str:
     return f"{path}: {shown} does not fit; allowed: {_describe(to)}"
 
 
+def is_secret(path: str, value: object) -> bool:
+    """Whether what stands at `path` must not be shown: by its name, or because it is an address with a password."""
+    last = path.rsplit(".", 1)[-1].split("[", 1)[0].lower()
+    return last.endswith(SECRET_ENDINGS) or (isinstance(value, str) and _has_password(value))
+
+
+def _has_password(value: str) -> bool:
+    """Of an address; `?password=` is how libpq takes one too."""
+    return "://" in value and ("@" in value or "password=" in value)
+
+
 def show(value: object, path: str) -> str:
     """A value as an error may show it: like TOML, cut short, and never one that is kept secret."""
-    last = path.rsplit(".", 1)[-1].split("[", 1)[0].lower()
-    if last.endswith(SECRET_ENDINGS) or (isinstance(value, str) and "://" in value and "@" in value):
+    if is_secret(path, value):
         return "the value (not shown)"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

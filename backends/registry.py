@@ -83,7 +83,7 @@ class Registry:
         """The backend that serves `model`. Raises `ModelNotFound`."""
         backend = self._by_model.get(model)
         if backend is None:
-            raise ModelNotFound(f"The model '{model[:200]}' does not exist or you do not have access to it.")
+            raise ModelNotFound.named(model)
         return backend
 
     def models(self) -> list[ModelCard]:

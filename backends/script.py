@@ -60,7 +60,8 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     comes after them; without it the last token is repeated until a cap ends the choice. `logprobs` and `top` go with
     `tokens` by position, `prompt_logprobs` with the prompt's tokens (its first entry is never shown: a first token has
     no context); "-inf" and "nan" stand for those values. `choices` overrides by choice index. A delay that is None is
-    the backend's `default_delay_s`. `cached_tokens` is only reported.
+    the backend's `default_delay_s`. `cached_tokens` is only reported. `usage` "missing" imitates a server that reports
+    none.
     """
 
     tokens: list[str | ByteToken] = []
@@ -75,6 +76,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     delay_s: Delay | None = None
     fail: Failure | None = None
     cached_tokens: Count = 0
+    usage: Literal["reported", "missing"] = "reported"
 
 
 class ScriptedToken(Struct, frozen=True):

@@ -151,11 +151,17 @@ class ScriptedBackend:
         finally:
             self._num_running -= 1
 
+    async def count(self, request: TokenizeRequest) -> int:
+        """Words of a text, or of the text of the messages."""
+        self._check_model(request.model)
+        text = _text_of(request)
+        words = split_words(text) if len(text) < LONG_TEXT_CHARS else await asyncio.to_thread(split_words, text)
+        return len(words)
+
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """Ids of the words of a text, or of the text of the messages."""
         self._check_model(request.model)
-        text = request.prompt if request.messages is None else _chat_text(request.messages)
-        words, ids = await self._read(text or "")
+        words, ids = await self._read(_text_of(request))
         strs = tuple(word.decode() for word in words) if request.return_token_strs else None
         return Tokens(ids=ids, strs=strs)
 
@@ -172,7 +178,7 @@ class ScriptedBackend:
 
     def _check_model(self, model: str) -> None:
         if model not in self._options.models:
-            raise ModelNotFound(f"The model '{model[:200]}' does not exist or you do not have access to it.")
+            raise ModelNotFound.named(model)
 
     async def _prepare(self, request: GenerateRequest) -> Answer:
         """Check the whole request, so that what is wrong with it is said before anything is generated."""
@@ -274,6 +280,10 @@ async def _check_formats(request: GenerateRequest) -> None:
         await asyncio.to_thread(grammar_for, request)
     if request.tools:
         await asyncio.to_thread(check_tools, request.tools, request.tool_choice)
+
+
+def _text_of(request: TokenizeRequest) -> str:
+    return (request.prompt or "") if request.messages is None else _chat_text(request.messages)
 
 
 def _chat_text(messages: Sequence[Message]) -> str:

@@ -32,9 +32,12 @@ class Tally(Struct):
     cached_tokens: int
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    is_reported: bool = True
 
     def usage(self) -> Usage:
         """The counts as a chunk carries them."""
+        if not self.is_reported:
+            return Usage(source="missing")
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -163,7 +166,11 @@ class Answer:
         self._script = script or Script()
         self._sampling = sampling
         self._num_candidates = max(sampling.n, sampling.best_of or 0)
-        self._tally = Tally(sum(len(prompt.words) for prompt in prompts), self._script.cached_tokens)
+        self._tally = Tally(
+            sum(len(prompt.words) for prompt in prompts),
+            self._script.cached_tokens,
+            is_reported=self._script.usage == "reported",
+        )
         self._kept: list[list[Chunk]] = []
         self._choices: list[Choice] = []
         shared: dict[tuple[int, int], Lines] = {}

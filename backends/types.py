@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct, field
 
 Route: TypeAlias = Literal["chat", "completions", "responses", "messages"]
+UsageSource: TypeAlias = Literal["reported", "counted", "estimated", "missing"]
 
 
 class FinishReason(enum.StrEnum):
@@ -21,12 +22,18 @@ class FinishReason(enum.StrEnum):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts of one request, over all its choices. `completion_tokens` includes the end token and reasoning."""
+    """Token counts of one request, over all its choices. `completion_tokens` includes the end token and reasoning.
+
+    `source` says where they come from: the backend reports them, or (the gateway's doing) they were counted with a
+    tokenizer, or estimated from the text's length. A backend that is told nothing by its server says `missing`, which
+    is not the same as zero.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    source: UsageSource = "reported"
 
 
 class TopLogprob(Struct, frozen=True):
@@ -62,8 +69,9 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """One piece of the answer.
 
     `index` is the choice (prompt_index * n + i). `usage` is cumulative over the whole request, so the last chunk seen
-    is always a valid bill. An empty chunk (no text, call or finish) says that work began: the request waits no more.
-    `wire` is the upstream's own event, set only when it may be written to the client as it is.
+    is always a valid bill (one of source `missing` asks the gateway to count). An empty chunk (no text, call or finish)
+    says that work began: the request waits no more. `wire` is the upstream's own event, set only when it may be
+    written to the client as it is.
     """
 
     usage: Usage

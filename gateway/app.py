@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from litestar import Litestar, Router
 from litestar.config.cors import CORSConfig
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 
+from backends.log import configure
 from backends.registry import Registry
 from backends.types import BackendHealth
+from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
@@ -21,67 +26,157 @@ from gateway.api.generating import Generating
 from gateway.api.health import metrics_route, open_routes
 from gateway.api.models import model_routes
 from gateway.api.tokens import token_routes
-from gateway.config import Settings
+from gateway.books import Books
+from gateway.config import Settings, tiktoken_cache_dir
+from gateway.control import SOCKET, Control
+from gateway.counting import Counter
 from gateway.dispatch import Dispatcher
+from gateway.idempotency import Idempotency
 from gateway.lanes import Lanes
 from gateway.metrics import BackendGauges, LaneGauges, Metrics
+from gateway.operations import operations
+from gateway.reload import Change, Reloads, changes, flatten
 from gateway.routing import Routing
+from gateway.state import State
+from gateway.store import Store
 from gateway.tenants import KeyRing
 
 EXPOSED = (
     "x-request-id",
     "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-laneway-lane",
+    "x-laneway-queue-position",
+    "x-laneway-queue-wait-ms",
+    "idempotent-replayed",
     "openai-processing-ms",
     "openai-version",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
 
 
-def create_app(settings: Settings, run_dir: Path) -> Litestar:
-    """The front. `run_dir` is the private folder in which backends find their sockets. Raises `ConfigError`."""
-    return join(settings, Registry.build(settings.backends, run_dir))
+def create_app(settings: Settings, run_dir: Path, reloads: Reloads | None = None) -> Litestar:
+    """The front. `run_dir` is the private folder for the sockets of backends and its own. Raises `ConfigError`."""
+    return join(settings, Registry.build(settings.backends, run_dir), run_dir, reloads)
 
 
-def join(settings: Settings, registry: Registry) -> Litestar:
-    """The front over backends that are built already. They start and stop with the app."""
-    lanes = Lanes(settings.lanes)
-    for name, backend in registry.backends.items():
-        lanes.open(name, backend.capacity)
-    metrics = _metrics(registry, lanes)
-    dispatcher = Dispatcher(Routing(registry), lanes, metrics)
-    handlers = _handlers(settings, registry, lanes, metrics, dispatcher)
+def join(settings: Settings, registry: Registry, run_dir: Path, reloads: Reloads | None = None) -> Litestar:
+    """The front over backends that are built already. They start and stop with the app, and so do its books."""
+    return served(Front(settings, registry, run_dir, reloads or Reloads()))
+
+
+def served(front: Front) -> Litestar:
+    """The app of a front whose parts are joined."""
+    server = front.settings.server
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        await registry.start()
-        try:
+        async with front.run():
             yield
-        finally:
-            await registry.stop()
 
     return Litestar(
-        [Router(prefix, route_handlers=handlers) for prefix in dict.fromkeys(("/", settings.server.root_path or "/"))],
+        [Router(prefix, route_handlers=front.handlers()) for prefix in dict.fromkeys(("/", server.root_path or "/"))],
         lifespan=[lifespan],
         before_send=[stamp],
         exception_handlers={Exception: answer_exception},
-        cors_config=_cors(settings.server.cors_origins),
+        cors_config=_cors(server.cors_origins),
         openapi_config=None,
         logging_config=None,
     )
 
 
-def _handlers(
-    settings: Settings, registry: Registry, lanes: Lanes, metrics: Metrics, dispatcher: Dispatcher
-) -> list[Router | ASGIRouteHandler | HTTPRouteHandler]:
-    limit = settings.server.max_body_bytes
-    gate = Gate(KeyRing(settings.auth, settings.lanes))
-    generating = [Generating(dialect, gate, dispatcher, metrics, limit).handler() for dialect in (CHAT, COMPLETIONS)]
-    guarded = [*model_routes(dispatcher.routing), *token_routes(dispatcher.routing, limit), metrics_route(metrics)]
-    return [
-        *generating,
-        *open_routes(registry.backends, lanes),
-        Router("/", route_handlers=guarded, guards=[gate.guard]),
-    ]
+class Front:
+    """All parts of one front, joined."""
+
+    def __init__(self, settings: Settings, registry: Registry, run_dir: Path, reloads: Reloads) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.reloads = reloads
+        self.lanes = Lanes(settings.lanes)
+        for name, backend in registry.backends.items():
+            self.lanes.open(name, backend.capacity)
+        self.routing = Routing(registry)
+        self.metrics = _metrics(registry, self.lanes)
+        counter = Counter(tiktoken_cache_dir())
+        self.books = Books(Store.open(settings.store), settings.limits, counter, run_dir)
+        self.keys = KeyRing(settings.auth, settings.lanes, self.books.directory)
+        self.replays = Idempotency(self.books)
+        self.dispatcher = Dispatcher(self.routing, self.lanes, self.books.billing, self.metrics)
+        books = self.books
+        self.state = State(
+            self.lanes,
+            registry.backends,
+            books.ledger,
+            books.limits,
+            books.directory,
+            books.writer,
+            self.metrics,
+        )
+        self.control = Control(
+            run_dir / SOCKET,
+            operations(books, self.keys, self.state, reloads, lambda: self.settings, self.routing.knows),
+        )
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Everything that lives while requests are served."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.books.open())
+            stack.push_async_callback(self.registry.stop)
+            await self.registry.start()
+            stack.push_async_callback(self.replays.stop)
+            await self.control.start()
+            stack.push_async_callback(self.control.stop)
+            self.reloads.start(self._take_over)
+            lag = asyncio.create_task(self.metrics.loop_lag.run())
+            stack.callback(lag.cancel)
+            yield
+
+    def handlers(self) -> list[Router | ASGIRouteHandler | HTTPRouteHandler]:
+        """Every route."""
+        limit = self.settings.server.max_body_bytes
+        gate = Gate(self.keys)
+        generating = [
+            Generating(dialect, gate, self.dispatcher, self.replays, limit).handler() for dialect in (CHAT, COMPLETIONS)
+        ]
+        guarded = [*model_routes(self.routing), *token_routes(self.routing, limit), metrics_route(self.metrics)]
+        return [
+            *generating,
+            *open_routes(self.registry.backends, self.lanes),
+            Router("/", route_handlers=guarded, guards=[gate.guard()]),
+            *admin_routes(gate, self._admin_deps()),
+        ]
+
+    def _admin_deps(self) -> AdminDeps:
+        books = self.books
+
+        async def reload() -> dict[str, Any]:
+            told: dict[str, Any] = msgspec.to_builtins(await self.reloads.request())
+            return told
+
+        return AdminDeps(
+            store=books.store,
+            directory=books.directory,
+            limits=books.limits,
+            ledger=books.ledger,
+            writer=books.writer,
+            lanes=self.lanes,
+            routing=self.routing,
+            settings=lambda: self.settings,
+            reload=reload,
+        )
+
+    def _take_over(self, settings: Settings) -> list[Change]:
+        """What can change while serving does, and all that differs is told."""
+        pepper = self.books.store.pepper()
+        differences = changes(flatten(self.settings, pepper), flatten(settings, pepper))
+        self.keys.rebuild(settings.auth)
+        self.books.follow(settings.limits)
+        self.lanes.change(settings.lanes)
+        configure(settings.server.log_level)
+        self.settings = settings
+        return differences
 
 
 def _metrics(registry: Registry, lanes: Lanes) -> Metrics:

@@ -21,12 +21,15 @@ from msgspec import Meta, Struct
 from backends.errors import ConfigError
 from backends.options import convert
 from gateway.lanes import DEFAULT_LANES, LaneOptions
+from gateway.limits import LimitOptions
+from gateway.store import StoreOptions
 from gateway.tenants import AuthOptions, KeyRing
 
 BUILT_IN_MODEL = "smollm2-135m-instruct"
 LOCAL = "local"
+SQLITE = "sqlite:///"
 PREFIX = "LANEWAY_"
-TABLES = ("server", "auth", "lanes", "backends")
+TABLES = ("server", "auth", "store", "limits", "lanes", "backends")
 TEXT_LISTS = (("auth", "keys"), ("server", "cors_origins"))
 
 Table: TypeAlias = dict[str, object]
@@ -67,6 +70,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     server: ServerOptions = ServerOptions()
     auth: AuthOptions = AuthOptions()
+    store: StoreOptions = StoreOptions()
+    limits: LimitOptions = LimitOptions()
     lanes: dict[str, LaneOptions]
     backends: dict[str, dict[str, object]]
 
@@ -93,13 +98,20 @@ def load_settings(
     settings = Settings(
         server=convert(_table(tables, "server"), ServerOptions, "server"),
         auth=convert(_table(tables, "auth"), AuthOptions, "auth"),
+        store=_beside(convert(_table(tables, "store"), StoreOptions, "store"), file),
+        limits=convert(_table(tables, "limits"), LimitOptions, "limits"),
         lanes=_lanes(_table(tables, "lanes")),
         backends=_backends(_table(tables, "backends"), model),
     )
     _check_server(settings.server)
     KeyRing(settings.auth, settings.lanes)  # the front makes its own; here for what it refuses
-    _check_exposure(settings)
     return settings
+
+
+def tiktoken_cache_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where tiktoken keeps vocabularies (`TIKTOKEN_CACHE_DIR`, tiktoken's own variable), if that is set."""
+    folder = (os.environ if environ is None else environ).get("TIKTOKEN_CACHE_DIR")
+    return Path(folder) if folder else None
 
 
 def _read_file(path: Path) -> Table:
@@ -176,6 +188,19 @@ def _table(tables: Table, name: str, path: str = "") -> Table:
     return value
 
 
+def _beside(store: StoreOptions, config: Path | None) -> StoreOptions:
+    """The store with whole paths: a relative one is meant from the config file's folder, or else from here."""
+    folder = Path.cwd() if config is None else config.resolve().parent
+    path = store.url.removeprefix(SQLITE)
+    is_file = path != store.url and not path.startswith((":", "?"))
+    return msgspec.structs.replace(
+        store,
+        url=f"{SQLITE}{folder / path}" if is_file else store.url,
+        spool=str(folder / store.spool),
+        pepper_file=None if store.pepper_file is None else str(folder / store.pepper_file),
+    )
+
+
 def _lanes(tables: Table) -> dict[str, LaneOptions]:
     """The three lanes, each with the defaults that the config does not change."""
     for name in tables:
@@ -232,13 +257,3 @@ def _check_certificate(cert: str, key: str | None) -> None:
             f"server.tls_cert: {cert} and the tls_key {key} cannot be used ({error.strerror}); "
             "allowed: a certificate and its key, both PEM, the key without a password"
         ) from None
-
-
-def _check_exposure(settings: Settings) -> None:
-    server, auth = settings.server, settings.auth
-    if server.is_loopback or auth.keys or auth.key:
-        return
-    raise ConfigError(
-        f'server.host = "{server.host}" can be reached from other machines, and there is no key; set one '
-        f"([auth] keys = [...] in the config, or {PREFIX}AUTH__KEYS), or listen on 127.0.0.1"
-    )

@@ -1,25 +1,29 @@
-"""READ FIRST. One request: lane → model → place in the lane → backend → chunks, and what it used.
+"""READ FIRST. One request: lane → model → bill → place in the lane → backend → chunks, and what it used.
 
-Cancellation is the closing of `stream`: the backend is closed first, then the place is left. Nothing is acquired before
-the first pull, and the `finally` never awaits, so a second cancel cannot interrupt it.
+Cancellation is the closing of `chunks`: the backend is closed first, then the place is left, then the bill is closed.
+Nothing is acquired before the first pull, and what ends a request other than well never awaits, so a second cancel
+cannot interrupt it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from msgspec import Struct
 
-from backends.errors import BackendFailed, DeadlineExceeded
-from backends.types import Chunk, GenerateRequest
-from gateway.errors import InvalidBody, PermissionDenied
-from gateway.lanes import Lanes, next_chunk
+from backends.errors import BackendFailed, DeadlineExceeded, ModelNotFound
+from backends.types import Chunk
+from gateway.billing import Bill, Billing, Order
+from gateway.errors import GatewayError, InvalidBody, PermissionDenied
+from gateway.gcra import Rates
+from gateway.lanes import Lanes, Place, first_deadline, next_chunk
 from gateway.metrics import Metrics
 from gateway.openai.caller import Caller
-from gateway.routing import Routing
+from gateway.routing import Routing, Target
 from gateway.tenants import VirtualKey
 
 LANE_HEADER = "X-Laneway-Lane"
@@ -29,63 +33,61 @@ class Ask(Struct, frozen=True, kw_only=True):
     """What a request says about how it wants to be treated.
 
     `lane` is the header, an order: it is obeyed or refused. `lane_wish` comes from `service_tier` or `priority`: a lane
-    that the key lacks becomes its default. `timeout_s` is how long the whole answer may take.
+    that the key lacks becomes its default. `timeout_s` is how long the whole answer may take, `silence_s` how long the
+    client waits for the next byte: of a stream that bounds the first token only, of a whole answer all of it.
     """
 
     request_id: str
     lane: str | None = None
     lane_wish: str | None = None
     timeout_s: float | None = None
+    silence_s: float | None = None
+    stream: bool = False
 
 
 class Dispatcher:
     """Takes requests to backends."""
 
     def __init__(
-        self, routing: Routing, lanes: Lanes, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+        self,
+        routing: Routing,
+        lanes: Lanes,
+        billing: Billing,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.routing = routing
-        self._lanes = lanes
-        self._metrics = metrics
-        self._clock = clock
+        self.lanes = lanes
+        self.billing = billing
+        self.metrics = metrics
+        self.clock = clock
 
     def caller(self, key: VirtualKey, ask: Ask) -> Caller:
         """Who asks, in which lane, and until when. Raises `PermissionDenied` for a lane that the key lacks."""
+        now = self.clock()
+        silence_at = None if ask.silence_s is None else now + ask.silence_s
+        ends = [now + ask.timeout_s] if ask.timeout_s is not None else []
+        if silence_at is not None and not ask.stream:
+            ends.append(silence_at)
         return Caller(
             request_id=ask.request_id,
             tenant=key.tenant,
             lane=self._lane(key, ask),
             weight=key.weight,
-            deadline_at=None if ask.timeout_s is None else self._clock() + ask.timeout_s,
+            first_token_at=silence_at if ask.stream else None,
+            deadline_at=min(ends, default=None),
         )
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """The answer to `request`, chunk by chunk; every way to generate is this one.
-
-        Raises `ModelNotFound`, `LaneFull`, `WaitedTooLong`, `DeadlineExceeded`, and what the backend raises.
-        """
-        target = self.routing.choose(request.model)
-        meter = self._metrics.meter(request)
-        place = self._lanes.enter(target.name, request)
-        try:
-            async with aclosing(target.backend.generate(request)) as chunks:
-                chunk = await place.first(chunks)
-                meter.begin()
-                while chunk is not None:
-                    meter.observe(chunk)
-                    place.charge(meter.num_tokens)
-                    yield chunk
-                    chunk = await _next(chunks, request.deadline_at, self._clock)
-            if meter.num_finished < _num_choices(request):
-                raise BackendFailed("The backend ended the answer before it was finished.")
-        finally:
-            place.leave()
-            meter.end()
+    def job(self, order: Order) -> Job:
+        """A request that is to be answered; every way to generate is this one. Raises `ModelNotFound`."""
+        if not order.key.may_use(order.request.model):
+            raise ModelNotFound.named(order.request.model)
+        return Job(self, self.routing.choose(order.request.model), order)
 
     def _lane(self, key: VirtualKey, ask: Ask) -> str:
         if ask.lane is None:
             return ask.lane_wish if ask.lane_wish in key.lanes else key.default_lane
-        if ask.lane not in self._lanes.options:
+        if ask.lane not in self.lanes.options:
             names = ", ".join(f"'{lane}'" for lane in key.lanes)
             raise InvalidBody(
                 f"Invalid value: '{ask.lane[:60]}'. Supported values are: {names}.",
@@ -99,11 +101,75 @@ class Dispatcher:
         return ask.lane
 
 
-async def _next(chunks: AsyncIterator[Chunk], deadline_at: float | None, clock: Callable[[], float]) -> Chunk | None:
+class Job:
+    """One request on its way. Its `place` and its `bill` are there from the first chunk on."""
+
+    def __init__(self, dispatcher: Dispatcher, target: Target, order: Order) -> None:
+        self.order = order
+        self.place: Place | None = None
+        self.bill: Bill | None = None
+        self._dispatcher = dispatcher
+        self._target = target
+        self._refused_at: Rates | None = None
+
+    @property
+    def rates(self) -> Rates | None:
+        """What is left of the limits, after this request or after its refusal; None when it did not come so far."""
+        return self._refused_at if self.bill is None else self.bill.rates
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """The answer, chunk by chunk; it is recorded when this ends. To be called once.
+
+        Raises `LimitReached`, `NotPriced`, `StoreUnavailable`, `LaneFull`, `WaitedTooLong`, `DeadlineExceeded`, and
+        what the backend raises.
+        """
+        dispatcher, request = self._dispatcher, self.order.request
+        bill = await self._open_bill()
+        try:
+            place = self.place = dispatcher.lanes.enter(self._target.name, request)
+            meter = dispatcher.metrics.meter(request)
+            try:
+                async with aclosing(self._target.backend.generate(request)) as computed:
+                    chunk = await place.first(computed)
+                    meter.begin()
+                    bill.begin()
+                    due_at, ends_at = first_deadline(request), request.deadline_at or math.inf
+                    while chunk is not None:
+                        chunk = bill.observe(chunk)
+                        meter.observe(chunk)
+                        place.charge(meter.num_tokens)
+                        yield chunk
+                        if due_at != ends_at and chunk.is_visible:
+                            due_at = ends_at
+                        chunk = await _next(computed, due_at, dispatcher.clock)
+            finally:
+                place.leave()
+                meter.end()
+            if not bill.is_whole:
+                raise BackendFailed("The backend ended the answer before it was finished.")
+            counted = await bill.count()
+            if counted is not None:
+                yield Chunk(usage=counted)
+            await bill.settle()
+        except BaseException as error:
+            bill.close(error)
+            raise
+
+    async def _open_bill(self) -> Bill:
+        billing = self._dispatcher.billing
+        try:
+            self.bill = await billing.open(self.order, self._target)
+        except GatewayError:
+            self._refused_at = billing.rates(self.order)
+            raise
+        return self.bill
+
+
+async def _next(chunks: AsyncIterator[Chunk], due_at: float, clock: Callable[[], float]) -> Chunk | None:
     """The next chunk, or None at the end. Raises `DeadlineExceeded` when it does not come in time."""
-    if deadline_at is None:
+    if due_at == math.inf:
         return await next_chunk(chunks)
-    left = deadline_at - clock()
+    left = due_at - clock()
     if left <= 0:  # a chunk that is there already would win over a timeout that is due
         raise _late()
     limit = asyncio.timeout(left)
@@ -118,7 +184,3 @@ async def _next(chunks: AsyncIterator[Chunk], deadline_at: float | None, clock: 
 
 def _late() -> DeadlineExceeded:
     return DeadlineExceeded("The deadline of the request passed before the answer was complete.")
-
-
-def _num_choices(request: GenerateRequest) -> int:
-    return request.sampling.n * max(1, len(request.prompts))

@@ -6,11 +6,38 @@ GatewayError
 ├── UnsupportedMedia   a content type or encoding that cannot be read
 ├── NotAuthenticated   no key, or not a known one
 ├── PermissionDenied   a known key that may not do this
+├── NotFound           an admin call names something that is not there
+├── Conflict           an admin call, or an Idempotency-Key, contradicts what is there
+├── LimitReached       a rate or a concurrency limit has no room now
+│   ├── BudgetSpent    a budget has no room in its window
+│   └── NeverFits      the request alone is larger than a whole limit
+├── NotPriced          a money budget applies and the model has no price
+├── StoreUnavailable   the store is away, and what is cached is not enough to decide
 ├── LaneFull           the lane's queue is at its bound
 └── WaitedTooLong      the request waited `max_wait` in its lane and was never computed
 """
 
 from __future__ import annotations
+
+from msgspec import Struct
+
+LEFT = "the client left"  # what a task is cancelled with then; any other cancel means that the server stops
+
+
+class LimitReport(Struct, frozen=True, kw_only=True):
+    """Why a limit refused, for machines. Amounts are in the meter's unit: requests, tokens or nano-dollars.
+
+    `limit` is the rule's id. `retry_after_s` None means that waiting does not help.
+    """
+
+    scope: str
+    limit: str
+    meter: str
+    amount: int
+    used: int
+    reserved: int
+    asked: int
+    retry_after_s: float | None
 
 
 class GatewayError(Exception):
@@ -49,6 +76,44 @@ class NotAuthenticated(GatewayError):
 
 class PermissionDenied(GatewayError):
     """The key is known and may not do this."""
+
+
+class NotFound(GatewayError):
+    """An admin call names a tenant, key, limit or request that does not exist."""
+
+
+class Conflict(GatewayError):
+    """What is asked contradicts what is there: a name that is taken, an Idempotency-Key used for another body."""
+
+
+class LimitReached(GatewayError):
+    """A limit has no room for the request now. `report` says which, and `retry_after_s` when it will have."""
+
+    def __init__(
+        self,
+        message: str,
+        report: LimitReport,
+        *,
+        code: str = "rate_limit_exceeded",
+    ) -> None:
+        super().__init__(message, code=code, retry_after_s=report.retry_after_s)
+        self.report = report
+
+
+class BudgetSpent(LimitReached):
+    """A budget has no room for the request in its present window."""
+
+
+class NeverFits(LimitReached):
+    """The request asks for more than the whole limit, so waiting cannot help."""
+
+
+class NotPriced(GatewayError):
+    """A money budget applies, and the model has no price to count with."""
+
+
+class StoreUnavailable(GatewayError):
+    """The store cannot be reached, and what is cached does not suffice to decide."""
 
 
 class LaneFull(GatewayError):

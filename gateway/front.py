@@ -6,10 +6,12 @@ import argparse
 import gc
 import itertools
 import os
+import signal
 import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +23,33 @@ from backends.log import configure
 from backends.parent import end_with_input, end_with_parent
 from gateway.app import create_app
 from gateway.config import ServerOptions, Settings
+from gateway.reload import Reloads
 from gateway.supervisor import EXIT_CONFIG
 
 SETTLING_BEATS = 30  # seconds in which code and tokenizers are loaded
 KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections: whoever closes first loses requests
 
 
-def main() -> None:
-    """Serve until SIGTERM, or until the parent is gone."""
+def main(create: Callable[[Settings, Path, Reloads], Any] = create_app) -> None:
+    """Serve what `create` makes, until SIGTERM or until the parent is gone."""
     arguments = _arguments()
     end_with_parent()
     settings = msgspec.json.decode(_first_line(), type=Settings)
-    end_with_input()
+    reloads = Reloads(_ask_parent)
+    end_with_input(reloads.receive)
     configure(settings.server.log_level)
     try:
-        app = create_app(settings, arguments.run_dir)
+        app = create(settings, arguments.run_dir, reloads)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(EXIT_CONFIG)
     listener = socket.socket(fileno=arguments.fd)
     uvicorn.Server(server_config(app, settings.server, arguments.run_dir / "front.beat")).run(sockets=[listener])
+
+
+def _ask_parent() -> None:
+    """`laneway serve` reads its configuration anew on this signal, and sends what it reads."""
+    os.kill(os.getppid(), signal.SIGHUP)
 
 
 def _arguments() -> argparse.Namespace:

@@ -24,6 +24,7 @@ from gateway.errors import LaneFull, WaitedTooLong
 BYTES_PER_TOKEN = 4
 ANSWER_TOKENS = 256  # taken for an answer without a cap
 RETRY_AFTER_S = (1.0, 60.0)
+TIMER_S = 0.001  # the loop's timers may be early by so much
 
 
 class LaneOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +61,12 @@ class Lanes:
         """Make the room of a backend; `capacity` is its number of slots, or None when it schedules itself."""
         self._rooms[backend] = Room(self.options, capacity, self._clock)
 
+    def change(self, options: Mapping[str, LaneOptions]) -> None:
+        """Other bounds (`max_queue`, `max_wait`), for requests that come from now on."""
+        self.options = options
+        for room in self._rooms.values():
+            room.lanes = options
+
     def enter(self, backend: str, request: GenerateRequest) -> Place:
         """A place in the request's lane; whoever gets it must `leave` it. Raises `LaneFull`."""
         return self._rooms[backend].enter(request)
@@ -67,6 +74,11 @@ class Lanes:
     def waiting(self) -> dict[str, int]:
         """How many wait, per lane."""
         return {lane: sum(room.waiting[lane] for room in self._rooms.values()) for lane in self.options}
+
+    def oldest_wait_s(self) -> dict[str, float]:
+        """How long the first of those who wait has waited, per lane; 0 where nobody does."""
+        rooms = self._rooms.values()
+        return {lane: max((room.oldest_wait_s(lane) for room in rooms), default=0.0) for lane in self.options}
 
     def running(self) -> dict[str, int]:
         """How many are being answered, per lane."""
@@ -89,16 +101,18 @@ class Room:
         self.has_slots = capacity is not None
         self.free = capacity or 0
         self.waiting = dict.fromkeys(lanes, 0)
+        self._since: dict[str, dict[Place, float]] = {lane: {} for lane in lanes}  # who waits, first come first
         self.running = dict.fromkeys(lanes, 0)
-        self._lanes = lanes
+        self.lanes = lanes
         self._pace = {lane: Pace() for lane in lanes}
         shares = {name: LaneShare(priority=lane.priority, floor=lane.floor) for name, lane in lanes.items()}
         self._queue: FairQueue[Place] = FairQueue(shares)
+        self.reaper = Reaper(clock)
 
     def enter(self, request: GenerateRequest) -> Place:
         """Take a slot if one is free, else join the queue."""
         lane = request.lane
-        options = self._lanes[lane]
+        options = self.lanes[lane]
         place = Place(self, request, self.clock() + options.max_wait)
         goes_in = self.has_slots and self.free > 0
         # A backend that schedules itself takes a moment to begin, so one request may always be on its way into it.
@@ -110,14 +124,17 @@ class Room:
                 retry_after_s=self.retry_after_s(lane),
             )
         self.waiting[lane] += 1
+        self._since[lane][place] = self.clock()
         if self.has_slots:
-            self._queue.push(place, lane, request.tenant, request.weight, place.size, place.expires_at, self.clock())
+            size = estimate_tokens(request)
+            self._queue.push(place, lane, request.tenant, request.weight, size, place.expires_at, self.clock())
             self._hand_over()
         return place
 
     def begin(self, place: Place) -> None:
         """From waiting to running."""
         self.waiting[place.lane] -= 1
+        del self._since[place.lane][place]
         self.running[place.lane] += 1
         self._pace[place.lane].tick(self.clock())
 
@@ -130,8 +147,13 @@ class Room:
                 self._hand_over()
         else:
             self.waiting[place.lane] -= 1
+            del self._since[place.lane][place]
             if self.has_slots:
                 self._queue.remove(place)
+
+    def oldest_wait_s(self, lane: str) -> float:
+        """How long the first of those who wait in the lane has waited."""
+        return next((self.clock() - since for since in self._since[lane].values()), 0.0)
 
     def charge(self, place: Place, tokens: int) -> None:
         """Count service against the place's tenant."""
@@ -156,39 +178,56 @@ class Room:
 
 
 class Place:
-    """One request in one lane: it waits, then it holds, then it is gone."""
+    """One request in one lane: it waits, then it holds, then it is gone.
+
+    `position` is how many waited in the lane when it came, `wait_s` how long it waited, None while it still does.
+    """
 
     def __init__(self, room: Room, request: GenerateRequest, expires_at: float) -> None:
-        own = min((at for at in (request.first_token_at, request.deadline_at) if at is not None), default=math.inf)
-        self.lane, self.tenant, self.size = request.lane, request.tenant, estimate_tokens(request)
+        own = first_deadline(request)
+        self.lane, self.tenant = request.lane, request.tenant
         self.expires_at = min(expires_at, own)
         self._room = room
         self._has_own_deadline_first = own <= expires_at
+        self.position = room.waiting[request.lane]
+        self.wait_s: float | None = None
+        self._entered_at = room.clock()
         self._stage = Stage.WAITING
         self._charged = 0
         self._turn: asyncio.Future[None] | None = None
+        self._is_expired = False
 
     async def first(self, chunks: AsyncIterator[Chunk]) -> Chunk | None:
         """Wait for the turn, then for the first chunk; None when the stream is empty.
 
         Raises `WaitedTooLong` at `max_wait`, and `DeadlineExceeded` at the caller's own deadline if that comes first.
         """
-        limit = asyncio.timeout(self.expires_at - self._room.clock())
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancels = task.cancelling()
+        self._room.reaper.watch(self, task)
         try:
-            async with limit:
-                await self._wait_turn()
-                chunk = await next_chunk(chunks)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise self._too_late() from None
+            await self._wait_turn()
+            chunk = await next_chunk(chunks)
+        except asyncio.CancelledError:
+            if self._is_expired and task.uncancel() <= num_cancels:  # nobody but the reaper ended it
+                raise self._too_late() from None
+            raise
+        finally:
+            self._room.reaper.release(self)
         if self._stage is Stage.WAITING:
             self.grant()
         return chunk
 
+    def expire(self, task: asyncio.Task[object]) -> None:
+        """The wait in `first`, which is `task`'s, lasts too long."""
+        self._is_expired = True
+        task.cancel()
+
     def grant(self) -> None:
         """From waiting to holding."""
         self._stage = Stage.HOLDING
+        self.wait_s = self._room.clock() - self._entered_at
         self._room.begin(self)
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
@@ -220,6 +259,40 @@ class Place:
         )
 
 
+class Reaper:
+    """Ends the waits of a room that last too long. One timer for all: most waits are over long before it is due."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waits: dict[Place, asyncio.Task[object]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = math.inf
+
+    def watch(self, place: Place, task: asyncio.Task[object]) -> None:
+        """From now on, until `release`."""
+        self._waits[place] = task
+        if place.expires_at < self._due_at:
+            self._arm(place.expires_at)
+
+    def release(self, place: Place) -> None:
+        """It waits no more."""
+        self._waits.pop(place, None)
+
+    def _arm(self, due_at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_at = due_at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due_at - self._clock()), self._reap)
+
+    def _reap(self) -> None:
+        self._timer, self._due_at = None, math.inf
+        now = self._clock() + TIMER_S
+        for place in [place for place in self._waits if place.expires_at <= now]:
+            place.expire(self._waits.pop(place))
+        if self._waits:
+            self._arm(min(place.expires_at for place in self._waits))
+
+
 class Pace:
     """How often a lane lets a request begin: a moving average of the gaps."""
 
@@ -241,6 +314,11 @@ async def next_chunk(chunks: AsyncIterator[Chunk]) -> Chunk | None:
     async for chunk in chunks:
         return chunk
     return None
+
+
+def first_deadline(request: GenerateRequest) -> float:
+    """When the caller of `request` will be gone if nothing has come by then."""
+    return min((at for at in (request.first_token_at, request.deadline_at) if at is not None), default=math.inf)
 
 
 def estimate_tokens(request: GenerateRequest) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,6 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.08, 0.15, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60)
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 
@@ -46,12 +49,20 @@ class Metrics:
             "laneway_tokens", "Tokens, also of answers that were cut off.", ("kind",), registry=self.registry
         )
 
+        self.lag = self._histogram(
+            "laneway_loop_lag_seconds", "How late the event loop is at its own timers.", (), LAG_BUCKETS
+        )
+        self.loop_lag = LoopLag(self.lag.observe)
+        self.requests_done = 0
+        self.tokens_done = {"prompt": 0, "completion": 0, "cached": 0}
+
     def meter(self, request: GenerateRequest) -> Meter:
         """Begin to observe one request."""
         return Meter(self, request.lane)
 
     def finish(self, model: str, route: str, status: int, seconds: float) -> None:
         """Count a request that is over. `model` must be one that is served, or a fixed word."""
+        self.requests_done += 1
         self.requests.labels(model, route, str(status)).inc()
         self.latency.labels(model, route).observe(seconds)
 
@@ -61,6 +72,32 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, labels, registry=self.registry, buckets=buckets)
+
+
+class LoopLag:
+    """Measures, while it runs, how much later than asked for the event loop wakes a sleeper."""
+
+    EVERY_S = 0.1
+    REMEMBERED = 100
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+        self._recent: deque[float] = deque(maxlen=self.REMEMBERED)
+
+    @property
+    def worst_s(self) -> float:
+        """Of the last ten seconds."""
+        return max(self._recent, default=0.0)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at = loop.time() + self.EVERY_S
+            await asyncio.sleep(self.EVERY_S)
+            lag_s = max(0.0, loop.time() - due_at)
+            self._recent.append(lag_s)
+            self._observe(lag_s)
 
 
 class Meter:
@@ -73,7 +110,6 @@ class Meter:
         self._arrived_at = metrics.clock()
         self._last_at: float | None = None
         self._usage = Usage()
-        self.num_finished = 0
 
     def begin(self) -> None:
         """The request waits no longer."""
@@ -82,8 +118,6 @@ class Meter:
     def observe(self, chunk: Chunk) -> None:
         """One more chunk."""
         self._usage = chunk.usage
-        if chunk.finish_reason is not None:
-            self.num_finished += 1
         if not chunk.is_visible:
             return
         now = self._metrics.clock()
@@ -107,6 +141,7 @@ class Meter:
             ("cached", usage.cached_tokens),
         ):
             if count:
+                self._metrics.tokens_done[kind] += count
                 self._metrics.tokens.labels(kind).inc(count)
 
 

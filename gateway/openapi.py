@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import fields
 
+from gateway.api.admin.access import ACCESS
+from gateway.api.admin.endpoint import Endpoint
+from gateway.api.admin.routes import ENDPOINTS
 from gateway.api.errors import TABLE
 from gateway.api.generating import TIMEOUT_HEADER
 from gateway.api.health import Health, Readiness
 from gateway.dispatch import LANE_HEADER
+from gateway.errors import LimitReport
+from gateway.idempotency import HEADER as IDEMPOTENCY_HEADER
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
 from gateway.openai.formats import FormatFields
@@ -40,13 +48,18 @@ REASONS = {
     400: "The request is wrong; `param` names the field.",
     401: "No key, or an unknown one.",
     403: "The key may not do this.",
-    404: "No such model.",
+    404: "No such model, or nothing of this name.",
+    409: "It contradicts what is there: a name that is taken, an Idempotency-Key used for another request.",
     413: "The body is too large.",
     415: "The body's type or coding cannot be read.",
+    429: "A limit has no room. `limit` says which, and why; `Retry-After` when to come back, where waiting helps.",
     500: "The server or the backend broke on this request.",
     503: "Full, or not ready; come back after `Retry-After` seconds.",
     504: "The deadline of the request passed.",
 }
+
+
+GENERIC = re.compile(rb"\bPage_(\w+)_\b")  # msgspec's name for a Page[X]; here it is an XPage
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -57,12 +70,33 @@ class Operation(Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     body: str | None = None
-    answer: type[Struct] | None = None
+    needs_body: bool = True
+    query: type[Struct] | None = None
+    answer: Any = None
     events: type[Struct] | None = None
+    status: int = 200
+    roles: frozenset[str] = frozenset()  # of the admin API: who may call it
     generates: bool = False
     needs_key: bool = True
     also: int | None = None  # a second status with the same body
-    text: bool = False
+    text: str | None = None  # a media type of an answer that is no JSON
+
+
+def admin_operation(endpoint: Endpoint) -> Operation:
+    """An endpoint of the admin API."""
+    return Operation(
+        path=endpoint.full_path,
+        method=endpoint.method.lower(),
+        name=endpoint.name,
+        summary=endpoint.summary,
+        body=None if endpoint.body is None else endpoint.body.__name__,
+        needs_body=endpoint.body is not None and any(field.required for field in fields(endpoint.body)),
+        query=endpoint.query,
+        answer=endpoint.answer,
+        status=endpoint.status,
+        roles=ACCESS[f"{endpoint.method} {endpoint.path}"],
+        text=endpoint.also,
+    )
 
 
 OPERATIONS = (
@@ -106,7 +140,7 @@ OPERATIONS = (
         body="DetokenizeBody",
         answer=DetokenizeAnswer,
     ),
-    Operation(path="/metrics", method="get", name="readMetrics", summary="Prometheus metrics.", text=True),
+    Operation(path="/metrics", method="get", name="readMetrics", summary="Prometheus metrics.", text="text/plain"),
     Operation(path="/health", method="get", name="health", summary="The server lives.", answer=Health, needs_key=False),
     Operation(
         path="/ready",
@@ -120,15 +154,17 @@ OPERATIONS = (
     Operation(path="/ping", method="get", name="ping", summary="As /health.", answer=Health, needs_key=False),
     Operation(path="/ping", method="post", name="pingPost", summary="As /health.", answer=Health, needs_key=False),
     Operation(path="/version", method="get", name="version", summary="The server's version.", needs_key=False),
+    *map(admin_operation, ENDPOINTS),
 )
 
 
 def openapi_document() -> Json:
     """The document as JSON values; the same for every configuration."""
+    shapes, schemas = _schemas()
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
-    return {
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, shapes)
+    document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Laneway",
@@ -138,11 +174,13 @@ def openapi_document() -> Json:
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": schemas,
             "responses": {f"Error{status}": _error(reason) for status, reason in REASONS.items()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+    named: Json = msgspec.json.decode(GENERIC.sub(rb"\1Page", msgspec.json.encode(document)))
+    return named
 
 
 def openapi_yaml() -> str:
@@ -150,44 +188,60 @@ def openapi_yaml() -> str:
     return msgspec.yaml.encode(openapi_document()).decode()
 
 
-def _operation(operation: Operation) -> Json:
+def _operation(operation: Operation, shapes: dict[Any, Json]) -> Json:
     made: Json = {"operationId": operation.name, "summary": operation.summary}
+    if operation.roles:
+        made |= {"tags": ["admin"], "x-roles": sorted(operation.roles)}
+    if operation.query is not None:
+        made["description"] = " ".join((operation.query.__doc__ or "").split())
     made["security"] = [{"key": []}] if operation.needs_key else []
-    parameters = _parameters(operation)
+    parameters = [*_path_parameters(operation), *_query_parameters(operation), *_header_parameters(operation)]
     if parameters:
         made["parameters"] = parameters
     if operation.body:
-        made["requestBody"] = {"required": True, "content": _json(_ref(operation.body))}
-    made["responses"] = {"200": _success(operation)}
+        made["requestBody"] = {"required": operation.needs_body, "content": _json(_ref(operation.body))}
+    made["responses"] = {str(operation.status): _success(operation, shapes)}
     if operation.also:
-        made["responses"][str(operation.also)] = _success(operation)
+        made["responses"][str(operation.also)] = _success(operation, shapes)
     for status in _failures(operation):
         made["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
     return made
 
 
-def _parameters(operation: Operation) -> list[Json]:
-    if "{model}" in operation.path:
-        return [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+def _path_parameters(operation: Operation) -> Iterable[Json]:
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _query_parameters(operation: Operation) -> Iterable[Json]:
+    if operation.query is None:
+        return
+    schema = msgspec.json.schema_components([operation.query])[1][operation.query.__name__]
+    for name, value in schema["properties"].items():
+        # Null is how a Struct says that the parameter is absent, which a query string says by itself.
+        kinds = [kind for kind in value.get("anyOf", ()) if kind != {"type": "null"}]
+        yield {"name": name, "in": "query", "required": name in schema["required"], "schema": (kinds or [value])[0]}
+
+
+def _header_parameters(operation: Operation) -> Iterable[Json]:
     if not operation.generates:
-        return []
+        return
     lane = {"type": "string", "enum": list(LANES)}
     seconds = {"type": "number", "exclusiveMinimum": 0}
-    return [
-        {"name": LANE_HEADER, "in": "header", "description": "One of the key's lanes.", "schema": lane},
-        {"name": TIMEOUT_HEADER, "in": "header", "description": "Seconds for the whole answer.", "schema": seconds},
-    ]
+    same = "The same key with the same body gets the same answer, made and billed once."
+    yield {"name": LANE_HEADER, "in": "header", "description": "One of the key's lanes.", "schema": lane}
+    yield {"name": TIMEOUT_HEADER, "in": "header", "description": "Seconds for the whole answer.", "schema": seconds}
+    yield {"name": IDEMPOTENCY_HEADER, "in": "header", "description": same, "schema": {"type": "string"}}
 
 
-def _success(operation: Operation) -> Json:
-    if operation.text:
-        return {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    if operation.answer is None:
-        shape: Json = {"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}
-        return {"description": operation.summary, "content": _json(shape)}
-    content = _json(_ref(operation.answer.__name__))
+def _success(operation: Operation, shapes: dict[Any, Json]) -> Json:
+    content = {} if operation.text is None else {operation.text: {"schema": {"type": "string"}}}
+    if operation.answer is not None:
+        content = _json(shapes[operation.answer]) | content
+    elif not content:
+        content = _json({"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]})
     if operation.events is not None:
-        content["text/event-stream"] = {"schema": _ref(operation.events.__name__)}
+        content["text/event-stream"] = {"schema": shapes[operation.events]}
     return {"description": operation.summary, "content": content}
 
 
@@ -201,25 +255,36 @@ def _failures(operation: Operation) -> list[int]:
     if not operation.needs_key:
         return []
     if not operation.generates:
-        statuses -= {403, 504}
+        statuses -= {403, 409, 429, 504}
     if operation.body is None:
-        statuses = {401, 404} if "{model}" in operation.path else {401}
-    return sorted(statuses)
+        statuses -= {400, 413, 415, 500}
+    if operation.body is None and "{" not in operation.path:
+        statuses.discard(404)
+    return sorted(statuses | _admin_failures(operation))
 
 
-def _schemas() -> dict[str, Json]:
+def _admin_failures(operation: Operation) -> set[int]:
+    if not operation.roles:
+        return set()
+    return {403} | ({400} if operation.query else set()) | (set() if operation.method == "get" else {409})
+
+
+def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
+    """The schema of each answer, and the components that they refer to."""
     shared = (SamplingFields, FormatFields, IgnoredFields)
     groups = {
         "ChatCompletionRequest": (ChatFields, *shared, ToolFields),
         "CompletionRequest": (CompletionFields, *shared),
     }
-    bodies = [*groups["ChatCompletionRequest"], CompletionFields, TokenizeBody, DetokenizeBody, ErrorEnvelope]
+    bodies: list[type[Struct]] = [*groups["ChatCompletionRequest"], CompletionFields, TokenizeBody, DetokenizeBody]
+    bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]
-    _, schemas = msgspec.json.schema_components([*dict.fromkeys([*bodies, *answers])], ref_template=REFS)
+    kinds = [*dict.fromkeys([*bodies, *answers, ErrorEnvelope, LimitReport])]
+    shapes, schemas = msgspec.json.schema_components(kinds, ref_template=REFS)
     schemas[CompletionFields.__name__]["properties"]["prompt"] = PROMPT
     for name, parts in groups.items():
         schemas[name] = {"allOf": [_ref(part.__name__) for part in parts]}
-    return dict(sorted(schemas.items()))
+    return dict(zip(kinds, shapes, strict=True)), dict(sorted(schemas.items()))
 
 
 def _json(schema: Json) -> Json:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from sqlalchemy import select
 
 from backends.base import BackendContext, LaneRule, Supervised
 from backends.errors import ConfigError
 from backends.registry import Registry, class_of, convert_options
 from gateway.config import ServerOptions, Settings
+from gateway.connections import read_url, show
+from gateway.reload import Reload
+from gateway.store import Store
 from gateway.supervisor import KILL_AFTER_S, ChildSpec
+from gateway.tables import keys
 
 BACKLOG = 2048
 FRONT_HANGS_AFTER_S = 60.0
+ENDING_S = 2.0  # for a server before this one, which is just ending
+LEDGER_S = 12.0  # for what the ledger has still to write, when its store is slow
 
 
 def listen(server: ServerOptions) -> socket.socket:
@@ -104,9 +112,63 @@ def front(settings: Settings, run_dir: Path, listener: socket.socket) -> ChildSp
     return ChildSpec(
         name="front",
         argv=(sys.executable, "-P", "-m", "gateway.front", "--fd", str(fd), "--run-dir", str(run_dir)),
-        first_input=msgspec.json.encode(settings) + b"\n",
+        first_input=first_input(settings),
         pass_fds=(fd,),
         heartbeat=run_dir / "front.beat",
         hang_after_s=FRONT_HANGS_AFTER_S + drain_s,
-        stop_within_s=drain_s + KILL_AFTER_S,
+        stop_within_s=drain_s + LEDGER_S + KILL_AFTER_S,
     )
+
+
+def first_input(settings: Settings) -> bytes:
+    """What a front reads first."""
+    return msgspec.json.encode(settings) + b"\n"
+
+
+def reload_line(reload: Reload) -> bytes:
+    """What a front is told while it runs."""
+    return msgspec.json.encode(reload) + b"\n"
+
+
+def check_store(settings: Settings) -> bool:
+    """Make or migrate the store, and see that a server that others reach needs keys. Whether this one does.
+
+    Raises `ConfigError`.
+    """
+    store = Store.open(settings.store)
+    try:
+        needs_key = bool(settings.auth.keys or settings.auth.key) or _has_held_keys(store)
+    finally:
+        store.close()
+    if not settings.server.is_loopback and not needs_key:
+        raise ConfigError(
+            f'server.host = "{settings.server.host}" can be reached from other machines, and there is no key; make one '
+            "(laneway keys create), set one ([auth] keys = [...] in the config, or LANEWAY_AUTH__KEYS), "
+            "or listen on 127.0.0.1"
+        )
+    return needs_key
+
+
+def check_alone(settings: Settings) -> None:
+    """See that no server runs on the store yet: each would count limits for itself, and none would keep them.
+
+    Raises `ConfigError` naming it.
+    """
+    store = Store.open(settings.store)
+    until = time.monotonic() + ENDING_S
+    try:
+        while store.living_servers() and time.monotonic() < until:
+            time.sleep(0.05)
+        for server in store.living_servers():
+            raise ConfigError(
+                f"store.url: {show(read_url(settings.store.url))} is in use by another server (pid {server.pid} on "
+                f"{server.host.split()[0]}); stop that one, or give this one a store of its own"
+            )
+    finally:
+        store.close()
+
+
+def _has_held_keys(store: Store) -> bool:
+    """Revoked and expired ones count: once there was a key, nobody without one comes in."""
+    with store.reading() as connection:
+        return connection.execute(select(keys.c.id).limit(1)).first() is not None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 log = logging.getLogger("laneway.supervisor")
@@ -146,6 +147,12 @@ class Child:
             self.was_up = self.was_up or self._pulse.has_beaten
             exited.cancel()
         return End.EXITED
+
+    def tell(self, first_input: bytes, line: bytes) -> None:
+        """From now on it starts with `first_input`; the process that runs is told `line`."""
+        self.spec = msgspec.structs.replace(self.spec, first_input=first_input)
+        if self.process is not None and self.process.returncode is None and self.process.stdin is not None:
+            self.process.stdin.write(line)
 
     def next_delay(self) -> float:
         """Seconds to wait before starting it again."""

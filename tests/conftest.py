@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from gateway.store import Store, StoreOptions
+
+if TYPE_CHECKING:
+    from tests.stores import Postgres
 
 # Read by huggingface_hub and torch when they are first imported, here and in every process a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -29,6 +35,51 @@ class FakeClock:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running Postgres. A test that stops it may leave it stopped: the next to ask for a database starts it."""
+    from tests.stores import Postgres
+
+    server = Postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """A fresh database with the tables of the store."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_options(request: pytest.FixtureRequest, tmp_path: Path) -> StoreOptions:
+    """`[store]` of a fresh database: a test runs once for each that Laneway knows."""
+    is_sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/laneway.db" if is_sqlite else request.getfixturevalue("postgres_url")
+    return StoreOptions(url=url, spool=f"{tmp_path}/spool.db")
+
+
+@pytest.fixture
+def store(store_options: StoreOptions) -> Iterator[Store]:
+    """A fresh store: a test runs once on SQLite and once on Postgres."""
+    store = Store.open(store_options)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Iterator[Store]:
+    """A fresh SQLite store, for tests where one database is enough."""
+    store = Store.open(StoreOptions(url=f"sqlite:///{tmp_path}/laneway.db"))
+    yield store
+    store.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -166,6 +166,10 @@ class HFBackend:
         tokenizer = self._loaded()
         return await self._in_thread(_num_chars(request), lambda: _tokenize(request, tokenizer))
 
+    async def count(self, request: TokenizeRequest) -> int:
+        """See `Tokenizing`. Works while the engine is down."""
+        return len((await self.tokenize(request)).ids)
+
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """See `Tokenizing`. Works while the engine is down."""
         self._check_model(model)
@@ -174,7 +178,7 @@ class HFBackend:
 
     def _check_model(self, model: str) -> None:
         if model != self._name:
-            raise ModelNotFound(f"The model '{model[:200]}' does not exist or you do not have access to it.")
+            raise ModelNotFound.named(model)
 
     def _loaded(self) -> ModelTokenizer:
         if self._tokenizer is None:

@@ -29,7 +29,7 @@ MODEL_HELP = "A Hugging Face repo id, a .gguf file or a built-in name."
 def pull(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)],
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of the repo. [default: main]", show_default=False)
+        str | None, typer.Option(help="Branch, tag or commit of the repo. \\[default: main]", show_default=False)
     ] = None,
 ) -> None:
     """Fetch MODEL so that it can be served: download a repo, or convert a GGUF file.

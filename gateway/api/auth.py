@@ -6,16 +6,19 @@ from typing import Any
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from litestar.types import Guard
 
 from gateway.api.exchange import Exchange
 from gateway.errors import NotAuthenticated
 from gateway.tenants import ANONYMOUS, KeyRing, VirtualKey
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
+ONCE = frozenset((b"authorization", *KEY_HEADERS))
 NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
     "(i.e. Authorization: Bearer YOUR_KEY)."
 )
+MANY_KEYS = "Your request has more than one Authorization (or API key) header. Send exactly one."
 
 
 class Gate:
@@ -26,16 +29,23 @@ class Gate:
 
     def admit(self, exchange: Exchange) -> VirtualKey:
         """Who calls; on an open server anyone, whatever they send. Raises `NotAuthenticated`."""
-        key = ANONYMOUS if self._keys.is_open else self._known(exchange.headers)
-        exchange.key_id = key.id
+        key = ANONYMOUS if self._keys.is_open else self._known(exchange)
+        exchange.key = key
         return key
 
-    def guard(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        """Litestar's guard, for ordinary handlers."""
-        self.admit(Exchange.of(connection.scope))
+    def guard(self) -> Guard:
+        """Litestar's guard, for ordinary handlers. A function, since Litestar copies whatever else it is given."""
 
-    def _known(self, headers: dict[bytes, bytes]) -> VirtualKey:
-        secret = secret_in(headers)
+        def admit(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+            self.admit(Exchange.of(connection.scope))
+
+        return admit
+
+    def _known(self, exchange: Exchange) -> VirtualKey:
+        # A proxy in front may have looked at another of them than we would.
+        if exchange.repeated and not ONCE.isdisjoint(exchange.repeated):
+            raise NotAuthenticated(MANY_KEYS, code="invalid_api_key")
+        secret = secret_in(exchange.headers)
         if not secret:
             raise NotAuthenticated(NO_KEY)
         key = self._keys.find(secret)

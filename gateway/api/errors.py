@@ -22,8 +22,11 @@ logger = logging.getLogger(f"{log.ROOT}.front")
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable"
+QUOTA = "insufficient_quota"
 BROKEN = "The server had an error while processing your request. Sorry about that! You can retry your request."
 JSON = (b"content-type", b"application/json")
+LONGEST_RETRY_S = 60.0  # SDKs that are told more sleep for as long, or not at all
+NO_RETRY = (b"x-should-retry", b"false")
 
 
 class Row(Struct, frozen=True):
@@ -43,6 +46,12 @@ TABLE: dict[type[Exception], Row] = {
     front.UnsupportedMedia: Row(415, INVALID, "unsupported_media_type"),
     front.NotAuthenticated: Row(401, INVALID),
     front.PermissionDenied: Row(403, "permission_error"),
+    front.NotFound: Row(404, INVALID, "not_found"),
+    front.Conflict: Row(409, INVALID, "conflict"),
+    front.LimitReached: Row(429, "requests", "rate_limit_exceeded"),
+    front.BudgetSpent: Row(429, QUOTA, QUOTA),
+    front.NotPriced: Row(403, "permission_error", "model_not_priced"),
+    front.StoreUnavailable: Row(503, UNAVAILABLE, "store_unavailable", 1),
     front.LaneFull: Row(503, UNAVAILABLE, "overloaded", 1),
     front.WaitedTooLong: Row(503, UNAVAILABLE, "overloaded", 1),
     backend.InvalidRequest: Row(400, INVALID),
@@ -73,12 +82,27 @@ def reply_to(error: Exception, exchange: Exchange, too_long_param: str | None = 
     if isinstance(error, backend.PromptTooLong) and param is None:
         param = too_long_param
     _report(error, row.status, exchange)
-    message = row.message or str(error)
-    retry_after_s = getattr(error, "retry_after_s", None) or row.retry_after_s
-    headers = [JSON] if retry_after_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(retry_after_s))]
+    headers = [JSON, *_when_to_come_back(error, row)]
     if row.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return Reply(row.status, envelope(message, row.type, param, code), tuple(headers))
+    report = error.report if isinstance(error, front.LimitReached) else None
+    body = envelope(row.message or str(error), _type_of(error, row), param, code, report)
+    return Reply(row.status, body, tuple(headers))
+
+
+def _type_of(error: Exception, row: Row) -> str:
+    """OpenAI's type: of a rate limit it is what the limit counts, of a budget that the quota does not suffice."""
+    if not isinstance(error, front.LimitReached):
+        return row.type
+    return {"tpm": "tokens", "tokens": QUOTA, "usd": QUOTA}.get(error.report.meter, row.type)
+
+
+def _when_to_come_back(error: Exception, row: Row) -> list[tuple[bytes, bytes]]:
+    """The time in both spellings, or that trying again is no use."""
+    after_s = getattr(error, "retry_after_s", None) or row.retry_after_s
+    if after_s is not None and after_s <= LONGEST_RETRY_S:
+        return [(b"retry-after", b"%d" % math.ceil(after_s)), (b"retry-after-ms", b"%d" % math.ceil(after_s * 1000))]
+    return [NO_RETRY] if row.status in (409, 429) else []
 
 
 def answer_exception(request: Request[object, object, State], error: Exception) -> Response[bytes]:

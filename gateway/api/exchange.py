@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import TypeAlias
 
 from litestar.types import Message, Scope
 
 from backends.types import Usage
 from gateway import log
+from gateway.request_id import new_id
+from gateway.tenants import VirtualKey
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 STATE = "laneway_exchange"
 MAX_ID_CHARS = 128
@@ -20,17 +26,23 @@ OPENAI_VERSION = b"2020-10-01"
 
 
 class Exchange:
-    """Belongs to one request of one client. `request_id` is unique; `shown_id` may be the client's own."""
+    """Belongs to one request of one client. `request_id` is unique; `shown_id` may be the client's own.
+
+    Of a header that came more than once, `headers` has the last; `repeated` has its name.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.method = str(scope.get("method", ""))
         self.path = str(scope["path"])
-        self.headers = dict(scope["headers"])
-        self.request_id = uuid.uuid4().hex
+        headers = list(scope["headers"])
+        self.headers = dict(headers)
+        self.repeated = _repeated(headers) if len(self.headers) != len(headers) else frozenset()
+        self.request_id = new_id(time.time())
         self.started_at = time.monotonic()
         self.status: int | None = None
         self.is_generating = self.is_stream = False
-        self.key_id: str | None = None
+        self.key: VirtualKey | None = None
+        self.more_headers: Callable[[], Headers] | None = None  # of the reply, asked for when its head goes out
         self.model: str | None = None
         self.lane: str | None = None
         self.error: str | None = None
@@ -46,12 +58,16 @@ class Exchange:
         return exchange
 
     @cached_property
-    def shown_id(self) -> str:
-        """`X-Request-Id` of the reply: the client's if it is sane, else ours."""
+    def chosen_id(self) -> str | None:
+        """The id that the client chose for its request, if it did and it is sane."""
         given = self.headers.get(b"x-request-id", b"").strip()
-        if 0 < len(given) <= MAX_ID_CHARS and all(0x20 <= byte < 0x7F for byte in given):
-            return given.decode("ascii")
-        return f"req_{self.request_id}"
+        is_sane = 0 < len(given) <= MAX_ID_CHARS and all(0x20 <= byte < 0x7F for byte in given)
+        return given.decode("ascii") if is_sane else None
+
+    @property
+    def shown_id(self) -> str:
+        """`X-Request-Id` of the reply: the client's own, else ours."""
+        return self.chosen_id or f"req_{self.request_id}"
 
     @property
     def elapsed_s(self) -> float:
@@ -81,13 +97,18 @@ class Exchange:
                 path=path,
                 status=self.status,
                 seconds=round(self.elapsed_s, 6),
-                key=self.key_id,
+                key=None if self.key is None else self.key.id,
+                tenant=None if self.key is None else self.key.tenant,
                 model=self.model,
                 lane=self.lane,
                 error=self.error,
                 usage=self.usage,
             ),
         )
+
+
+def _repeated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    return frozenset(name for name, times in Counter(name for name, _ in headers).items() if times > 1)
 
 
 async def stamp(message: Message, scope: Scope) -> None:
@@ -101,6 +122,7 @@ async def stamp(message: Message, scope: Scope) -> None:
         (b"x-request-id", exchange.shown_id.encode()),
         (b"openai-processing-ms", b"%d" % (exchange.elapsed_s * 1000)),
         (b"openai-version", OPENAI_VERSION),
+        *(exchange.more_headers() if exchange.more_headers is not None else ()),
     ]
     if not exchange.is_generating:
         exchange.log(_level(exchange, scope))

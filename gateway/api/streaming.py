@@ -15,6 +15,7 @@ from typing import TypeVar
 from litestar.types import Message, Receive, Send
 
 from backends.types import Chunk, Usage
+from gateway.errors import LEFT
 
 ResultT = TypeVar("ResultT")
 
@@ -38,7 +39,7 @@ async def while_client_stays(receive: Receive, work: Coroutine[None, None, Resul
         while (await receive())["type"] != "http.disconnect":
             pass
         has_left = True
-        task.cancel()
+        task.cancel(LEFT)
 
     watcher = asyncio.create_task(watch())
     try:
@@ -67,6 +68,7 @@ class EventStream:
         self._encode = encode
         self._finish = finish
         self._silence = Silence(send, keep_alive_s)
+        self._last: bytes | None = None
         self.has_begun = False
         self.usage: Usage | None = None
 
@@ -80,12 +82,22 @@ class EventStream:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     self.usage = chunk.usage
-                    events = self._encode(chunk)
+                    try:
+                        events = self._encode(chunk)
+                    except Exception as error:  # ours: the source must not take it for a client that left
+                        await chunks.athrow(error)
+                        raise
                     if events:
                         await self._write(events, more=True)
         finally:
             self._silence.stop()
-        await self._write(self._finish(), more=False)
+        await self._write(self.last(), more=False)
+
+    def last(self) -> bytes:
+        """The events that end the stream; made once, after the last chunk."""
+        if self._last is None:
+            self._last = self._finish()
+        return self._last
 
     async def _write(self, events: bytes, *, more: bool) -> None:
         if not self.has_begun:

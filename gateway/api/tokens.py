@@ -7,6 +7,8 @@ from litestar import Request, Response, post
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 
+from backends.base import Tokenizing
+from backends.errors import ModelNotFound
 from gateway.api.body import off_loop_if_long, read_body
 from gateway.api.exchange import Exchange
 from gateway.openai.tokens import decode_detokenize, decode_tokenize, detokenize_body, tokenize_body
@@ -24,14 +26,25 @@ def token_routes(routing: Routing, max_body_bytes: int) -> list[HTTPRouteHandler
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[object, object, State]) -> Response[bytes]:
         asked = await off_loop_if_long(decode_tokenize, await body_of(request))
-        model, backend = routing.tokenizer(asked.model)
+        model, backend = _tokenizer(routing, asked.model, request)
         tokens = await backend.tokenize(msgspec.structs.replace(asked, model=model))
         return Response(tokenize_body(tokens, routing.card(model).max_model_len), media_type=JSON)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[object, object, State]) -> Response[bytes]:
         asked = await off_loop_if_long(decode_detokenize, await body_of(request))
-        model, backend = routing.tokenizer(asked.model or "")
+        model, backend = _tokenizer(routing, asked.model or "", request)
         return Response(detokenize_body(await backend.detokenize(model, asked.tokens)), media_type=JSON)
 
     return [tokenize, detokenize]
+
+
+def _tokenizer(routing: Routing, asked: str, request: Request[object, object, State]) -> tuple[str, Tokenizing]:
+    """As `Routing.tokenizer`. A model that the key may not use is told as one that there is not."""
+    key = Exchange.of(request.scope).key
+    if asked and key is not None and not key.may_use(asked):
+        raise ModelNotFound.named(asked)
+    model, backend = routing.tokenizer(asked)
+    if key is not None and not key.may_use(model):
+        raise ModelNotFound.named(asked)  # not by its name, which the caller did not know
+    return model, backend

@@ -10,10 +10,21 @@ import typer
 from typer.core import TyperGroup
 
 from backends.errors import ConfigError
+from gateway.cli.audit import audit
 from gateway.cli.bench.command import bench
+from gateway.cli.config import config_commands
+from gateway.cli.explain import explain
+from gateway.cli.init import init
+from gateway.cli.keys import keys
+from gateway.cli.ledger import ledger
+from gateway.cli.limits import limits
 from gateway.cli.openapi import openapi
+from gateway.cli.prices import prices
 from gateway.cli.screen import CommandFailed, show_error
 from gateway.cli.serve import serve
+from gateway.cli.tenants import projects, tenants
+from gateway.cli.top import top
+from gateway.cli.usage import usage
 from gateway.supervisor import EXIT_CONFIG
 from gateway.version import own_version
 
@@ -44,8 +55,11 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(serve)
-app.command()(bench)
-app.command()(openapi)
+app.command()(init)
+for group in (keys, tenants, projects, limits, prices, ledger, config_commands):
+    app.add_typer(group)
+for command in (usage, explain, top, audit, bench, openapi):
+    app.command()(command)
 
 
 @app.command("version")

@@ -22,4 +22,4 @@ def stderr() -> Console:
 
 def show_error(message: str) -> None:
     """One clear red line (or one for each problem found), without a traceback."""
-    stderr().print(Text("error: ", style="bold red") + Text(message, style="red"))
+    stderr().print(Text.assemble(("error: ", "bold red"), (message, "red")))

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.errors import LimitReport
 from gateway.openai.answer import UsageObject
 
 FinishWord: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -138,12 +139,13 @@ class Completion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ErrorObject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What went wrong; `param` is the field at fault."""
+    """What went wrong; `param` is the field at fault. `limit`, which is ours, says which limit refused and why."""
 
     message: str
     type: str
     param: str | None
     code: str | None
+    limit: LimitReport | UnsetType = UNSET
 
 
 class ErrorEnvelope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

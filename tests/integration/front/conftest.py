@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from gateway.config import ServerOptions, Settings
 from gateway.lanes import DEFAULT_LANES, LaneOptions
+from gateway.limits import LimitOptions
+from gateway.store import StoreOptions
 from gateway.tenants import AuthOptions
 from tests.integration.front.front_server import Front, Serve, running
 
@@ -25,16 +28,21 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             lanes: Mapping[str, LaneOptions] | None = None,
             auth: AuthOptions | None = None,
             server: ServerOptions | None = None,
+            limits: LimitOptions | None = None,
+            store: StoreOptions | None = None,
             **options: object,
         ) -> Front:
             tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
             settings = Settings(
                 server=server or ServerOptions(),
                 auth=auth or AuthOptions(),
+                store=store or StoreOptions(url=f"sqlite:///{folder / 'laneway.db'}"),
+                limits=limits or LimitOptions(),
                 lanes={**DEFAULT_LANES, **(lanes or {})},
                 backends=dict(tables),
             )
-            return stack.enter_context(running(settings, tmp_path))
+            return stack.enter_context(running(settings, folder))
 
         yield start
 

@@ -93,7 +93,7 @@ def running(settings: Settings, run_dir: Path, *, shutdown_timeout: int = 5) -> 
     registry = Registry.build(settings.backends, run_dir)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        join(settings, registry),
+        join(settings, registry, run_dir),
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -120,6 +120,29 @@ def test_tokenizing_without_a_model_needs_a_single_backend(serve: Serve) -> None
     assert (unclear.status_code, clear.status_code) == (400, 200)
 
 
+def test_tokens_are_refused_for_a_model_that_the_key_may_not_use_as_for_none(serve: Serve) -> None:
+    key = StaticKey(key="sk-other-models-1", models=("other",))
+    front = serve(auth=AuthOptions(key=(key,)))
+    bodies: dict[str, dict[str, object]] = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}
+
+    with front.client(headers={"Authorization": "Bearer sk-other-models-1"}) as client:
+        for path, body in bodies.items():
+            named, unknown = (client.post(path, json={**body, "model": model}) for model in ("scripted", "nope"))
+            only = client.post(path, json=body)
+
+            assert (named.status_code, unknown.status_code, only.status_code) == (404, 404, 404)
+            assert named.text == unknown.text.replace("nope", "scripted")
+            assert only.text == unknown.text.replace("nope", "")
+
+
+def test_two_authorization_headers_are_refused(serve: Serve) -> None:
+    front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)))
+    sent = [("Authorization", "Bearer sk-somebody-else"), ("Authorization", "Bearer sk-the-only-key-99")]
+
+    with front.client(headers=sent) as client:
+        assert client.post(CHAT, json=BODY).status_code == 401
+
+
 def test_keys_guard_everything_but_the_probes(serve: Serve) -> None:
     front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)))
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.errors import ConfigError
-from gateway.config import BUILT_IN_MODEL, Settings, load_settings
+from gateway.config import BUILT_IN_MODEL, Settings, load_settings, tiktoken_cache_dir
 from gateway.lanes import DEFAULT_LANES
 
 
@@ -191,22 +191,32 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "nowhere.toml", environ={})
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gateway.example"])
-def test_an_open_server_refuses_to_listen_beyond_this_machine(tmp_path: Path, host: str) -> None:
-    message = refusal(tmp_path, LANEWAY_SERVER__HOST=host)
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("sqlite:///laneway.db", "sqlite:///{folder}/laneway.db"),
+        ("sqlite:///below/laneway.db", "sqlite:///{folder}/below/laneway.db"),
+        ("sqlite:////var/lib/laneway.db", "sqlite:////var/lib/laneway.db"),
+        ("postgresql://laneway@db/laneway", "postgresql://laneway@db/laneway"),
+    ],
+)
+def test_files_of_the_store_are_meant_from_the_folder_of_the_config(tmp_path: Path, url: str, found: str) -> None:
+    settings = load(tmp_path, f'[store]\nurl = "{url}"\npepper_file = "pepper"\n')
 
-    assert host in message
-    assert "LANEWAY_AUTH__KEYS" in message
+    assert settings.store.url == found.format(folder=tmp_path)
+    assert settings.store.pepper_file == str(tmp_path / "pepper")
+    assert settings.store.spool == str(tmp_path / "laneway-spool.db")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_needs_no_key(tmp_path: Path, host: str) -> None:
-    assert load(tmp_path, LANEWAY_SERVER__HOST=host).server.host == host
+def test_without_a_config_the_store_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert load_settings(environ={}).store.url == f"sqlite:///{tmp_path}/laneway.db"
 
 
-@pytest.mark.parametrize("toml", ["[auth]\nkeys = ['12345678']", "[[auth.key]]\nkey = '12345678'"])
-def test_with_a_key_it_listens_anywhere(tmp_path: Path, toml: str) -> None:
-    assert load(tmp_path, toml, LANEWAY_SERVER__HOST="0.0.0.0").server.host == "0.0.0.0"
+def test_the_cache_of_vocabularies_is_tiktokens_own_setting() -> None:
+    assert tiktoken_cache_dir({"TIKTOKEN_CACHE_DIR": "/cache"}) == Path("/cache")
+    assert tiktoken_cache_dir({}) is None
 
 
 @pytest.mark.parametrize(

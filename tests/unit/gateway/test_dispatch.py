@@ -14,12 +14,19 @@ from msgspec import Struct
 from backends.base import Backend
 from backends.errors import BackendFailed, DeadlineExceeded, ModelNotFound
 from backends.types import BackendHealth, Chunk, FinishReason, GenerateRequest, ModelCard, SamplingParams, Usage
+from gateway.billing import Billing, Order
+from gateway.counting import Counter
 from gateway.dispatch import Ask, Dispatcher
-from gateway.errors import InvalidBody, LaneFull, PermissionDenied, WaitedTooLong
+from gateway.errors import LEFT, InvalidBody, LaneFull, LimitReached, PermissionDenied, StoreUnavailable, WaitedTooLong
+from gateway.events import Kind
 from gateway.lanes import DEFAULT_LANES, LaneOptions, Lanes
+from gateway.ledger import Ledger
+from gateway.limits import LimitOptions, Limits
 from gateway.metrics import Metrics
 from gateway.routing import Routing
+from gateway.rules import Price, Rule, Scope
 from gateway.tenants import ANONYMOUS, VirtualKey
+from tests.unit.gateway.instant_writer import InstantWriter
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 USAGE = Usage(prompt_tokens=1, completion_tokens=1)
@@ -68,8 +75,22 @@ class OneModel(Struct):
         return list(self.backends["work"].models)
 
 
+class Terms:
+    """The limits and the price that hold for every request."""
+
+    def __init__(self) -> None:
+        self.limits: tuple[Rule, ...] = ()
+        self.model_price: Price | None = None
+
+    def rules(self, key: VirtualKey, model: str) -> tuple[Rule, ...]:
+        return self.limits
+
+    def price(self, model: str) -> Price | None:
+        return self.model_price
+
+
 class Bench:
-    """A dispatcher over one `Work`."""
+    """A dispatcher over one `Work`, with the real books but a writer that is done at once."""
 
     def __init__(self, work: Work, **lanes: LaneOptions) -> None:
         clock = asyncio.get_running_loop().time
@@ -78,7 +99,13 @@ class Bench:
         self.lanes.open("work", work.capacity)
         self.metrics = Metrics(clock)
         registry = OneModel({"work": cast(Backend, work)})
-        self.dispatcher = Dispatcher(Routing(registry), self.lanes, self.metrics, clock)
+        self.writer = InstantWriter()
+        self.ledger = Ledger(self.writer.as_writer(), "run")
+        self.ledger.start()
+        self.limits = Limits(LimitOptions(), clock)
+        self.terms = Terms()
+        billing = Billing(self.terms, self.limits, self.ledger, Counter(), clock=clock)
+        self.dispatcher = Dispatcher(Routing(registry), self.lanes, billing, self.metrics, clock)
         self._count = 0
 
     def request(self, lane: str = "standard", **fields: Any) -> GenerateRequest:
@@ -86,8 +113,11 @@ class Bench:
         name = f"{lane}-{self._count}"
         return GenerateRequest(request_id=name, route="completions", model="m", lane=lane, prompts=("hi",), **fields)
 
+    def order(self, request: GenerateRequest) -> Order:
+        return Order(key=VirtualKey(id="key_1", tenant=request.tenant), request=request)
+
     async def ask(self, request: GenerateRequest) -> list[Chunk]:
-        async with aclosing(self.dispatcher.stream(request)) as chunks:
+        async with aclosing(self.dispatcher.job(self.order(request)).chunks()) as chunks:
             return [chunk async for chunk in chunks]
 
     def start(self, request: GenerateRequest) -> asyncio.Task[list[Chunk]]:
@@ -95,7 +125,10 @@ class Bench:
 
     def is_empty(self) -> bool:
         counts = [*self.lanes.waiting().values(), *self.lanes.running().values(), self.work.running]
-        return not any(counts)
+        return not any(counts) and not self.ledger.entries() and not self.limits.open_reservations()
+
+    def outcomes(self) -> list[str]:
+        return [event.outcome for event in self.writer.events(Kind.SETTLE)]
 
 
 async def settle() -> None:
@@ -112,6 +145,7 @@ def test_an_answer_comes_through_and_nothing_stays(run_virtually: Run, capacity:
 
         assert [chunk.text for chunk in chunks] == ["", "x"]
         assert bench.is_empty()
+        assert bench.outcomes() == ["ok"]
         assert b'laneway_tokens_total{kind="completion"} 1.0' in bench.metrics.render()
 
     run_virtually(main())
@@ -121,7 +155,7 @@ def test_nothing_is_acquired_before_the_first_pull(run_virtually: Run) -> None:
     async def main() -> None:
         bench = Bench(Work(1))
 
-        chunks = bench.dispatcher.stream(bench.request())
+        chunks = bench.dispatcher.job(bench.order(bench.request())).chunks()
 
         assert bench.is_empty()
         await chunks.aclose()
@@ -381,5 +415,202 @@ def test_tenants_share_the_slots_by_weight(run_virtually: Run) -> None:
         assert sum(task.done() for task in greedy) < 20, "the flood that came first did not go first"
         await asyncio.wait(greedy)
         assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_deadline_for_the_first_token_ends_with_the_first_token(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.work.busy_s = 5
+        now = asyncio.get_running_loop().time()
+
+        assert len(await bench.ask(bench.request(first_token_at=now + 6))) == 2
+        with pytest.raises(DeadlineExceeded):
+            await bench.ask(bench.request(first_token_at=now + 8))
+
+        assert bench.outcomes() == ["ok", "deadline"]
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_the_clients_patience_bounds_a_stream_to_its_first_byte_and_a_whole_answer_to_its_end(
+    run_virtually: Run,
+) -> None:
+    async def main() -> None:
+        dispatcher = Bench(Work(1)).dispatcher
+        now = asyncio.get_running_loop().time()
+
+        streamed = dispatcher.caller(ANONYMOUS, Ask(request_id="r", silence_s=5, timeout_s=60, stream=True))
+        whole = dispatcher.caller(ANONYMOUS, Ask(request_id="r", silence_s=5, timeout_s=60))
+
+        assert (streamed.first_token_at, streamed.deadline_at) == (now + 5, now + 60)
+        assert (whole.first_token_at, whole.deadline_at) == (None, now + 5)
+
+    run_virtually(main())
+
+
+def test_work_whose_caller_will_be_gone_is_never_begun(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.work.busy_s = 30
+        running = bench.start(bench.request())
+        await settle()
+        now = asyncio.get_running_loop().time()
+
+        with pytest.raises(DeadlineExceeded):
+            await bench.ask(bench.request(first_token_at=now + 10))
+
+        await running
+        assert bench.work.order == ["standard-1"]
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("ends_s", [0.5, 1.5, 3.5])
+def test_however_a_request_ends_it_is_settled_once_and_leaves_no_slot_held(run_virtually: Run, ends_s: float) -> None:
+    """Cancelled in the lane, at work, and after its end."""
+
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.terms.limits = (Rule(id="lim_1", scope=Scope("key", "key_1"), meter="concurrency", amount=2),)
+        running = bench.start(bench.request())
+        task = bench.start(bench.request())
+        await asyncio.sleep(ends_s)
+        task.cancel(LEFT)
+        await asyncio.wait([task, running])
+
+        assert len(bench.outcomes()) == 2
+        assert len({event.request_id for event in bench.writer.events(Kind.SETTLE)}) == 2
+        assert ("client_abort" in bench.outcomes()) == (ends_s < 3)
+        assert bench.is_empty()
+        assert len(await bench.ask(bench.request())) == 2
+
+    run_virtually(main())
+
+
+def test_a_server_that_stops_is_not_a_client_that_left(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        task = bench.start(bench.request())
+        await settle()
+        task.cancel()
+        await asyncio.wait([task])
+
+        assert bench.outcomes() == ["stopped"]
+
+    run_virtually(main())
+
+
+def test_a_refused_request_consumes_nothing_and_is_no_event(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(2))
+        concurrency = Rule(id="lim_1", scope=Scope("key", "key_1"), meter="concurrency", amount=1)
+        requests = Rule(id="lim_2", scope=Scope("key", "key_1"), meter="rpm", amount=2)
+        bench.terms.limits = (requests, concurrency)
+        running = bench.start(bench.request())
+        await settle()
+
+        with pytest.raises(LimitReached):
+            await bench.ask(bench.request())
+        await running
+
+        assert len(await bench.ask(bench.request())) == 2, "the refused one took nothing of the two"
+        with pytest.raises(LimitReached) as caught:
+            await bench.ask(bench.request())
+        assert caught.value.report.meter == "rpm"
+        assert len(bench.writer.events(Kind.ADMIT)) == 2
+
+    run_virtually(main())
+
+
+def test_a_request_that_was_shed_gives_back_what_it_reserved(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1), standard=LaneOptions(priority=1, max_queue=0))
+        bench.terms.limits = (Rule(id="lim_1", scope=Scope("key", "key_1"), meter="rpm", amount=2),)
+        running = bench.start(bench.request())
+        await settle()
+        for _ in range(3):
+            with pytest.raises(LaneFull):
+                await bench.ask(bench.request())
+        await running
+
+        assert len(await bench.ask(bench.request())) == 2
+        assert bench.outcomes() == ["shed", "shed", "shed", "ok", "ok"]
+
+    run_virtually(main())
+
+
+def test_nothing_begins_that_could_not_be_recorded(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.writer.is_accepting = False
+
+        with pytest.raises(StoreUnavailable):
+            await bench.ask(bench.request())
+
+        assert bench.work.order == []
+        assert bench.is_empty()
+
+    run_virtually(main())
+
+
+def test_a_backend_that_reports_no_usage_is_counted(run_virtually: Run) -> None:
+    class Silent(Work):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+            missing = Usage(source="missing")
+            yield Chunk(usage=missing)
+            yield Chunk(usage=missing, text="x" * 40, finish_reason=FinishReason.STOP)
+
+    async def main() -> None:
+        bench = Bench(Silent(1))
+
+        chunks = await bench.ask(bench.request())
+
+        (settled,) = bench.writer.events(Kind.SETTLE)
+        assert (settled.source, settled.completion_tokens) == ("estimated", 10)
+        assert chunks[-1].usage.completion_tokens == 10
+
+    run_virtually(main())
+
+
+def test_a_failure_that_nobody_received_anything_of_costs_nothing(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1, finishes=False))
+        bench.terms.model_price = Price(
+            version=1, model="m", prompt_nano=10**9, completion_nano=10**9, cached_nano=10**9
+        )
+
+        with pytest.raises(BackendFailed):
+            await bench.ask(bench.request())
+
+        (settled,) = bench.writer.events(Kind.SETTLE)
+        assert (settled.outcome, settled.source, settled.cost_nano) == ("backend_error", "none", 0)
+
+    run_virtually(main())
+
+
+def test_what_was_used_is_priced_when_it_is_settled(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.terms.model_price = Price(
+            version=7, model="m", prompt_nano=3_000_000, completion_nano=5_000_000, cached_nano=0
+        )
+        await bench.ask(bench.request())
+
+        (settled,) = bench.writer.events(Kind.SETTLE)
+        assert (settled.cost_nano, settled.price_version) == (8, 7)
+
+    run_virtually(main())
+
+
+def test_a_key_may_use_its_models_only(run_virtually: Run) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        request = bench.request()
+
+        with pytest.raises(ModelNotFound):
+            bench.dispatcher.job(Order(key=VirtualKey(id="k", models=("other",)), request=request))
 
     run_virtually(main())

@@ -25,12 +25,27 @@ def tree(base: type[Exception]) -> Iterator[type[Any]]:
         yield from tree(child)
 
 
+def report(meter: str = "rpm", retry_after_s: float | None = 0.25) -> front.LimitReport:
+    return front.LimitReport(
+        scope="key:key_1",
+        limit="lim_1",
+        meter=meter,
+        amount=3,
+        used=3,
+        reserved=1,
+        asked=1,
+        retry_after_s=retry_after_s,
+    )
+
+
 @pytest.mark.parametrize("error", [*tree(backend.BackendError), *tree(front.GatewayError)])
 def test_every_error_becomes_an_envelope(error: type[Any]) -> None:
-    reply = reply_to(error("what went wrong"), exchange())
+    is_limit = issubclass(error, front.LimitReached)
+    reply = reply_to(error("what went wrong", *([report()] if is_limit else [])), exchange())
 
     told = json.loads(reply.body)["error"]
-    assert sorted(told) == ["code", "message", "param", "type"]
+    assert sorted(told.keys() - {"limit"}) == ["code", "message", "param", "type"]
+    assert ("limit" in told) == is_limit
     assert 400 <= reply.status < 600
     assert error in (backend.BackendError, front.GatewayError) or reply.status != 500 or error is backend.BackendFailed
 
@@ -55,6 +70,60 @@ def test_the_table(error: Exception, status: int, kind: str, code: str | None) -
     told = json.loads(reply.body)["error"]
     assert (reply.status, told["type"], told["code"], told["message"]) == (status, kind, code, "m")
     assert (b"retry-after" in dict(reply.headers)) == (status == 503)
+
+
+def test_a_limit_says_for_machines_what_refused_and_when_to_come_back() -> None:
+    reply = reply_to(front.LimitReached("m", report()), exchange())
+
+    told = json.loads(reply.body)["error"]
+    assert (reply.status, told["type"], told["code"]) == (429, "requests", "rate_limit_exceeded")
+    assert told["limit"] == {
+        "scope": "key:key_1",
+        "limit": "lim_1",
+        "meter": "rpm",
+        "amount": 3,
+        "used": 3,
+        "reserved": 1,
+        "asked": 1,
+        "retry_after_s": 0.25,
+    }
+    headers = dict(reply.headers)
+    assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"1", b"250")
+    assert b"x-should-retry" not in headers
+
+
+@pytest.mark.parametrize(("meter", "kind"), [("rpm", "requests"), ("tpm", "tokens"), ("concurrency", "requests")])
+def test_the_type_of_a_rate_limit_is_what_it_counts(meter: str, kind: str) -> None:
+    assert json.loads(reply_to(front.LimitReached("m", report(meter)), exchange()).body)["error"]["type"] == kind
+
+
+def test_a_spent_budget_is_an_insufficient_quota_whatever_it_counts() -> None:
+    reply = reply_to(front.BudgetSpent("m", report("tokens"), code="credit_balance_exhausted"), exchange())
+
+    told = json.loads(reply.body)["error"]
+    assert (reply.status, told["type"], told["code"]) == (429, "insufficient_quota", "credit_balance_exhausted")
+
+
+@pytest.mark.parametrize(("meter", "kind"), [("rpm", "requests"), ("tpm", "tokens"), ("usd", "insufficient_quota")])
+def test_a_request_that_never_fits_is_told_so_and_what_it_is_too_large_for(meter: str, kind: str) -> None:
+    reply = reply_to(front.NeverFits("m", report(meter, None)), exchange())
+
+    assert (reply.status, json.loads(reply.body)["error"]["type"]) == (429, kind)
+    assert dict(reply.headers)[b"x-should-retry"] == b"false"
+
+
+@pytest.mark.parametrize("retry_after_s", [None, 61.0, 3 * 24 * 3600.0])
+def test_nobody_is_told_to_sleep_for_longer_than_a_minute(retry_after_s: float | None) -> None:
+    headers = dict(reply_to(front.BudgetSpent("m", report("usd", retry_after_s)), exchange()).headers)
+
+    assert headers[b"x-should-retry"] == b"false"
+    assert not {b"retry-after", b"retry-after-ms"} & headers.keys()
+
+
+def test_a_conflict_is_not_tried_again() -> None:
+    reply = reply_to(front.Conflict("m"), exchange())
+
+    assert (reply.status, dict(reply.headers)[b"x-should-retry"]) == (409, b"false")
 
 
 def test_the_time_to_come_back_is_rounded_up_to_whole_seconds() -> None:

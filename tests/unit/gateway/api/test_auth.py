@@ -16,7 +16,11 @@ OPEN = Gate(KeyRing(AuthOptions()))
 
 
 def exchange(headers: dict[str, str]) -> Exchange:
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return exchange_of(list(headers.items()))
+
+
+def exchange_of(headers: list[tuple[str, str]]) -> Exchange:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
     scope: Any = {"type": "http", "method": "POST", "path": "/x", "headers": pairs, "state": {}}
     return Exchange.of(scope)
 
@@ -36,7 +40,7 @@ def test_a_known_key_gets_in_whatever_header_it_comes_in(headers: dict[str, str]
 
     key = KEYED.admit(seen)
 
-    assert (key.tenant, seen.key_id) == ("default", key.id)
+    assert (key.tenant, seen.key) == ("default", key)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": ""}, {"Authorization": "Bearer"}, {"Authorization": "sk-x"}])
@@ -53,6 +57,21 @@ def test_a_wrong_key_is_refused_and_masked() -> None:
 
     assert caught.value.code == "invalid_api_key"
     assert caught.value.message == "Incorrect API key provided: sk-ab***yz."
+
+
+@pytest.mark.parametrize("name", ["authorization", "api-key", "x-api-key"])
+@pytest.mark.parametrize("others", [[], [("x-other", "1"), ("x-other", "2")]])
+def test_two_headers_for_one_key_are_refused_even_when_both_are_right(name: str, others: list[tuple[str, str]]) -> None:
+    secret = "Bearer sk-right-key-123456" if name == "authorization" else "sk-right-key-123456"
+
+    with pytest.raises(NotAuthenticated, match="more than one"):
+        KEYED.admit(exchange_of([(name, secret), *others, (name, secret)]))
+
+
+def test_other_headers_may_be_repeated() -> None:
+    pairs = [("cookie", "a"), ("authorization", "Bearer sk-right-key-123456"), ("cookie", "b")]
+
+    assert KEYED.admit(exchange_of(pairs)).tenant == "default"
 
 
 def test_an_open_server_takes_anyone() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from gateway.cli import main as cli
 
@@ -85,6 +89,31 @@ def test_help_lists_a_command_that_cannot_be_loaded(
 
     assert run(monkeypatch, "--help") == 0
     assert "added" in capsys.readouterr().out
+
+
+def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that is ours, with the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, *words, name)
+        elif name != "bench":
+            yield (*words, name), command
+
+
+def test_help_shows_every_default_that_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    told = []
+    for words, command in leaves(typer.main.get_command(cli.app)):
+        defaults = [found for option in command.params for found in re.findall(r"\[default: .+\]", option.help or "")]
+        if defaults:
+            assert run(monkeypatch, *words, "--help") == 0
+            shown = capsys.readouterr().out
+            assert [default for default in defaults if default not in shown] == []
+            told += defaults
+    sources = Path(cli.__file__).parent.glob("*.py")
+    assert len(told) == sum(source.read_text().count("[default: ") for source in sources)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ class Directory:
         self._is_failing = False
         self._cursor: DBAPICursor | None = None  # SQLite's, of a connection that only reads
         self._data_version = -1
+        self._asking_thread = 0  # the first that asked: two at once on one connection of SQLite end the process
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -88,9 +89,16 @@ class Directory:
             self._cursor = None
 
     def freshen(self) -> None:
-        """See what was committed before this call (SQLite), or nothing to do (Postgres). Raises nothing."""
+        """See what was committed before this call (SQLite), or nothing to do (Postgres).
+
+        Raises `RuntimeError` in another thread than the one that asked first, and nothing else.
+        """
         if self._cursor is None:
             return
+        if self._asking_thread != (thread := threading.get_ident()):
+            if self._asking_thread:
+                raise RuntimeError("the directory was asked from a second thread")
+            self._asking_thread = thread
         try:
             version = self._cursor.execute(DATA_VERSION).fetchone()[0]
             if version != self._data_version:

@@ -34,9 +34,12 @@ class Gate:
         return key
 
     def guard(self) -> Guard:
-        """Litestar's guard, for ordinary handlers. A function, since Litestar copies whatever else it is given."""
+        """Litestar's guard, for ordinary handlers. A function, since Litestar copies whatever else it is given.
 
-        def admit(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        A coroutine function, since Litestar takes any other to a thread, and keys are asked for in the loop's alone.
+        """
+
+        async def admit(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
             self.admit(Exchange.of(connection.scope))
 
         return admit

@@ -88,7 +88,11 @@ class Callers:
                 assert usage is not None, "an end without usage"
                 return _seen(reply.headers["x-request-id"], usage)
             if line.startswith("data: "):
-                usage = json.loads(line[6:]).get("usage") or usage
+                event = json.loads(line[6:])
+                if "error" in event:  # such as that the engine was killed: not whole, whatever follows
+                    self.num_broken += 1
+                    return None
+                usage = event.get("usage") or usage
                 num_lines += 1
             if leaves and num_lines > 3:
                 self.num_left += 1

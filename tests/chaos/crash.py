@@ -33,6 +33,8 @@ from tests.stores import Postgres
 FRONT, ENGINE = "gateway.front", "backends.hf.server"
 FRONTS_A_SERVER = 3  # after so many kills the parent waits long before it starts the next
 READY_WITHIN_S = 60.0
+SEEN_WITHIN_S = 0.3  # until a front says of an engine that was just killed that it is not there
+LONGEST_LIFE_S = {"scripted": 1.2, "hf": 8.0}  # long enough for answers, short enough to hit them
 MODEL_OF = {"scripted": "scripted", "hf": "smollm2-135m-instruct"}
 
 Victim: TypeAlias = Literal["front", "engine", "parent"]
@@ -122,8 +124,9 @@ class Crash:
 
     def _await_front(self) -> None:
         """The parent starts another front by itself; its socket waits for it."""
-        ends_at = time.monotonic() + READY_WITHIN_S
         assert self._served is not None
+        time.sleep(SEEN_WITHIN_S)
+        ends_at = time.monotonic() + READY_WITHIN_S
         while not _is_ready(self._served.address):
             assert time.monotonic() < ends_at, self._served.log[-2000:]
             time.sleep(0.05)
@@ -235,6 +238,7 @@ def main() -> None:
             store_url=url,
             backend=asked.backend,
             pause_store_s=asked.pause_store_s,
+            longest_life_s=LONGEST_LIFE_S[asked.backend],
         )
         try:
             outcome = asyncio.run(Crash(plan, folder, postgres).run(lambda line: print(line, file=sys.stderr)))  # noqa: T201

@@ -72,9 +72,9 @@ SERVER_IS_OPEN = (
 
 
 def admin_guard(gate: Gate) -> Guard:
-    """Litestar's guard of every admin route. A function, since Litestar copies objects deeply that it is given."""
+    """Litestar's guard of every admin route. Of the kind that `Gate.guard` is, for its reasons."""
 
-    def let_in(connection: AnyConnection, handler: BaseRouteHandler) -> None:
+    async def let_in(connection: AnyConnection, handler: BaseRouteHandler) -> None:
         """Let in who may; the handler finds the caller in the scope.
 
         Raises `NotAuthenticated`; `PermissionDenied` for a role that the table does not name, and for everybody while

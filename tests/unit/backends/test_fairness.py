@@ -344,3 +344,52 @@ def test_nothing_is_lost_or_given_twice(seed: int) -> None:
                 queue.fair.charge("abc"[n % 3], 5)
         assert len(queue.fair) == len(waiting) == sum(queue.fair.lengths.values())
     assert set(queue.all(now=300)) == waiting
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32))
+def test_every_lane_that_always_has_work_gets_its_floor(seed: int) -> None:
+    """Of what goes past it, less what it must first earn: the size of one of its own."""
+    rng = random.Random(seed)
+    queue = Queue(wait_bound_s=rng.choice([0, 1, 1e9]))
+    largest = 20
+    served: Counter[str] = Counter()
+    sizes: dict[str, int] = {}
+    for n in range(600):
+        for lane in LANES:
+            sizes[f"{lane}-{n}"] = rng.randint(1, largest)
+            queue.push(f"{lane}-{n}", lane, rng.choice("abc"), sizes[f"{lane}-{n}"], now=n)
+    for n in range(500):
+        item = queue.pick(n)
+        assert item is not None
+        lane = item.split("-")[0]
+        served[lane] += sizes[item]
+        queue.fair.charge(rng.choice("abc"), sizes[item])
+        for held_back, share in LANES.items():
+            past = sum(served.values()) - served[held_back]
+            assert served[held_back] >= share.floor * past - 2 * largest
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32))
+def test_nothing_is_given_out_at_or_after_its_deadline(seed: int) -> None:
+    rng = random.Random(seed)
+    queue = Queue(wait_bound_s=rng.choice([0, 3, 1e9]))
+    deadlines: dict[str, float] = {}
+    gone: set[str] = set()
+    for n in range(400):
+        if rng.random() < 0.6:
+            deadline = n + rng.choice([0.5, 1, 5, 40, 1e6])
+            deadlines[f"{n}"] = deadline
+            queue.push(f"{n}", rng.choice(list(LANES)), rng.choice("abc"), rng.randint(1, 9), deadline=deadline, now=n)
+        expired = queue.fair.expire(n)
+        assert all(deadlines[item] <= n for item in expired)
+        assert expired == sorted(expired, key=lambda item: deadlines[item])
+        gone.update(expired)
+        item = queue.pick(n) if rng.random() < 0.5 else None
+        if item is not None:
+            assert deadlines[item] > n
+            gone.add(item)
+    left = {item for item in deadlines if item not in gone}
+    assert all(deadlines[item] > 399 for item in left)
+    assert set(queue.all(now=399)) == left

@@ -204,12 +204,11 @@ class Bill:
             chunk = replace(chunk, usage=usage)
         elif usage.cached_tokens or usage.reasoning_tokens:
             usage = sane(usage)
-        self._usage = usage
+        self._usage = self._entry.usage = usage
         if chunk.finish_reason is not None:
             self._num_finished += 1
         if self._shown_at is None and chunk.is_visible:
             self._shown_at = self._billing.clock()
-        self._entry.observe(usage, usage.source)
         return chunk
 
     async def count(self) -> Usage | None:

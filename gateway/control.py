@@ -25,6 +25,7 @@ log = logging.getLogger("laneway.front")
 SOCKET = "control.sock"
 MOST_QUESTION_BYTES = 1 << 16
 PATIENCE_S = 30.0
+FLUSH_PATIENCE_S = 2.0
 
 T = TypeVar("T")
 
@@ -97,15 +98,24 @@ def ask(store: Store, op: str, into: type[T], **arguments: object) -> T:
     raise NotRunning(f"no server on this machine runs on {store.options.url.rsplit('@')[-1]}")
 
 
+def flush(store: Store) -> None:
+    """Have the server that runs on `store`, if one does, put there what it has answered. One that hangs is not waited
+    for long: what the store has is what there is to see then.
+    """
+    for path in _sockets(store):
+        with contextlib.suppress(OSError, ConfigError):
+            _ask(path, "flush", {}, FLUSH_PATIENCE_S)
+
+
 def _sockets(store: Store) -> list[str]:
     """The newest server first."""
     here = [server for server in store.living_servers() if server.is_here]
     return [server.control for server in sorted(here, key=lambda server: -server.started_at)]
 
 
-def _ask(path: str, op: str, arguments: Mapping[str, object]) -> Any:
+def _ask(path: str, op: str, arguments: Mapping[str, object], patience_s: float = PATIENCE_S) -> Any:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(patience_s)
         connection.connect(path)
         connection.sendall(msgspec.json.encode({"op": op, "arguments": arguments}) + b"\n")
         with connection.makefile("rb") as answers:

@@ -156,9 +156,8 @@ class Room:
         return next((self.clock() - since for since in self._since[lane].values()), 0.0)
 
     def charge(self, place: Place, tokens: int) -> None:
-        """Count service against the place's tenant."""
-        if self.has_slots:
-            self._queue.charge(place.tenant, tokens)
+        """Count service against the place's tenant. Where the backend schedules itself, it counts."""
+        self._queue.charge(place.tenant, tokens)
 
     def retry_after_s(self, lane: str) -> float:
         """When those who wait now should have begun, from the pace of late, within bounds."""
@@ -234,7 +233,7 @@ class Place:
 
     def charge(self, tokens: int) -> None:
         """`tokens` were used so far. Told as they are made: an estimate, corrected later, would distort counters."""
-        if tokens > self._charged:
+        if self._room.has_slots and tokens > self._charged:
             self._room.charge(self, tokens - self._charged)
             self._charged = tokens
 

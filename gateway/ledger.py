@@ -23,7 +23,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.types import Usage, UsageSource
+from backends.types import Usage
 from gateway import log
 from gateway.errors import StoreUnavailable
 from gateway.events import (
@@ -194,7 +194,7 @@ class Ledger:
             self._flush_timer.cancel()
             self._flush_timer = None
         records, self._buffer = self._buffer, []
-        if self._writer.commit_now(records):
+        if self._writer.write_ahead(records):
             if done is not None:
                 done.set_result(None)
             return
@@ -252,7 +252,10 @@ class Ledger:
 
 
 class Entry:
-    """One request in flight. Settled once: whoever comes second changes nothing."""
+    """One request in flight. Settled once: whoever comes second changes nothing.
+
+    `usage` is what it has used so far, over all its choices, set by who knows; progress is noted from it.
+    """
 
     __slots__ = (
         "_attempt_ms",
@@ -265,10 +268,9 @@ class Entry:
         "_num_attempts",
         "_num_notes",
         "_shown_id",
-        "_source",
-        "_usage",
         "_wait_ms",
         "opening",
+        "usage",
     )
 
     def __init__(self, ledger: Ledger, opening: Opening, run_id: str, admitted_ms: int) -> None:
@@ -293,8 +295,7 @@ class Entry:
         self._backend = ""
         self._wait_ms: int | None = None
         self._num_attempts = self._num_notes = 0
-        self._usage = self._noted = NO_USAGE
-        self._source: Source | UsageSource = "none"
+        self.usage = self._noted = NO_USAGE
 
     def attempt(self, backend: str, wait_s: float) -> None:
         """A backend begins to work on it, after `wait_s` seconds in the lane."""
@@ -320,11 +321,6 @@ class Entry:
             detail=detail_text(Detail(error=error[:MAX_ERROR_CHARS])),
         )
         self._ledger.tell(Noted(event))
-
-    def observe(self, usage: Usage, source: Source | UsageSource) -> None:
-        """What it has used so far, over all its choices: kept in memory until the next progress event."""
-        self._usage = usage
-        self._source = source
 
     async def admitted(self) -> None:
         """Return when the admit is durable, for those who dispatch nothing before that. Raises `StoreUnavailable`."""
@@ -361,7 +357,7 @@ class Entry:
 
     def progress_event(self, at: int) -> Event | None:
         """What it has used so far; None when that was noted already. `at` is in Unix milliseconds."""
-        usage = self._usage
+        usage = self.usage
         if usage == self._noted:
             return None
         self._noted = usage
@@ -372,7 +368,7 @@ class Entry:
             seq=self._num_notes,
             at=at,
             backend=self._backend,
-            source="none" if self._source == "missing" else self._source,
+            source="none" if usage.source == "missing" else usage.source,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
@@ -395,7 +391,7 @@ class Entry:
             backend=self._backend,
             state="running" if self._is_running else "waiting",
             age_s=max(0, now_ms - self._blank.at) / 1000,
-            usage=self._usage,
+            usage=self.usage,
         )
 
     def _close(self, end: End, answer: Answer | None, done: asyncio.Future[None] | None) -> None:

@@ -39,10 +39,6 @@ class Link(Protocol):
         """The connection; closed when the block raises. Raises `StoreUnavailable` when there is none."""
         ...
 
-    def wants_next(self) -> bool:
-        """Whether the next group should come here, not be committed in the event loop."""
-        ...
-
 
 class LocalLink:
     """To SQLite: opened in the thread that uses it, whenever it has to be.
@@ -56,7 +52,7 @@ class LocalLink:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: DBAPIConnection | None = None
-        self._is_used = self._was_copied = False
+        self._is_used = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="laneway-writer-link", daemon=True)
 
@@ -84,12 +80,6 @@ class LocalLink:
             self._close()
             raise
 
-    def wants_next(self) -> bool:
-        """After the log was copied the next commit may begin it anew, which syncs the disk: not in the event loop."""
-        self._is_used = True  # by whoever commits now
-        was_copied, self._was_copied = self._was_copied, False
-        return was_copied
-
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -109,7 +99,6 @@ class LocalLink:
             if self._is_used:
                 self._is_used = False
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
-                self._was_copied = True
 
 
 class RemoteLink:
@@ -137,10 +126,6 @@ class RemoteLink:
     def is_up(self) -> bool:
         """Whether there is a connection to try something on."""
         return self._connection is not None
-
-    def wants_next(self) -> bool:
-        """Always: nobody else commits."""
-        return True
 
     def start(self) -> None:
         """Connect once, for as long as that takes to fail at most, and go on in a thread."""

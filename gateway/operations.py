@@ -1,7 +1,8 @@
-"""What the control socket answers: state, budget windows, limits, settings, reload."""
+"""What the control socket answers: state, budget windows, limits, settings, reload, flush."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from backends.errors import ModelNotFound
@@ -13,6 +14,8 @@ from gateway.limits import Demand, Verdict
 from gateway.reload import Reloaded, Reloads, flatten
 from gateway.state import ServerState, State
 from gateway.tenants import KeyRing
+
+FLUSH_S = 1.0
 
 
 def operations(
@@ -64,7 +67,12 @@ def operations(
     async def reload() -> Reloaded:
         return await reloads.request()
 
+    async def flush() -> None:
+        """What was answered is in the store when this is."""
+        await asyncio.to_thread(books.writer.flush, FLUSH_S)
+
     return {
+        "flush": flush,
         "state": now,
         "windows": windows,
         "leaks": leaks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from gateway import journal, log
 from gateway.counting import sane
 from gateway.events import Charge, Detail, Event, Kind, Settled
 from gateway.history import History, detail_of, detail_text, histories
+from gateway.intake import SIDES, Intake, IntakeBusy
 from gateway.rules import Meter, Price
 from gateway.store import Store
 from gateway.tables import ledger_events, limits, open_requests, prices
@@ -37,8 +39,11 @@ def recover(
     The outcome is `crash`. What was last noted is charged, at the price and into the budget windows of the admit:
     never nothing where something was known, never the whole reservation. Returns the settles that were written here.
     When somebody settles the same request at the same moment, the first settle stands; a second call changes nothing.
-    Records in the spool of a dead server must have been shipped before. `clock` gives Unix seconds.
+    Records in the spool of a dead server must have been shipped before; those in its intake are taken in here, where
+    `dead` is None. `clock` gives Unix seconds.
     """
+    if dead is None and store.dialect == "sqlite":
+        _take_in(store)
     runs = _dead_runs(store) if dead is None else dead
     settles: list[Event] = []
     after: str | None = ""
@@ -50,6 +55,22 @@ def recover(
     if settles:
         logger.warning("settled requests that a dead server had left open: %d", len(settles))
     return settles
+
+
+def _take_in(store: Store) -> None:
+    """What a dead server had made durable beside the store. A living one has it in its hands."""
+    try:
+        intake = Intake(store.file)
+    except IntakeBusy:
+        return
+    with contextlib.closing(intake):
+        for records in intake.left_over(BATCH):
+            with store.changing() as connection:
+                dbapi_connection = connection.connection.driver_connection
+                assert dbapi_connection is not None
+                journal.apply(dbapi_connection, records, store.dialect)
+        for side in SIDES:
+            intake.clear(side)
 
 
 def counted_tokens(usage: Usage, *, count_cached: bool) -> int:

@@ -307,8 +307,13 @@ class Store:
         return servers.c.seen_at < self._now() - LIVING_S
 
     @property
+    def file(self) -> str:
+        """SQLite's, by the name that is the same however it was opened: what lies beside it is named after it."""
+        return os.path.realpath(str(self._engine.url.database))
+
+    @property
     def _lock_path(self) -> str:
-        return f"{os.path.realpath(str(self._engine.url.database))}.lock"  # one lock, by whatever name it is opened
+        return f"{self.file}.lock"
 
     def _is_locked(self) -> bool:
         try:

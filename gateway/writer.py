@@ -1,14 +1,19 @@
-"""The one thread that writes the ledger: all that is queued at a moment is one group, and one transaction."""
+"""The one thread that writes the ledger: all that is queued at a moment is one group, and one transaction.
+
+In front of SQLite an intake makes records durable at once, and the thread takes its time; see `docs/decisions/0014`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,16 +21,21 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from backends.errors import ConfigError
 from gateway import journal, log
 from gateway.connections import is_away
 from gateway.errors import StoreUnavailable
 from gateway.events import Record, Settled
+from gateway.intake import SIDES, Intake, IntakeBusy
 from gateway.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, LocalLink, RemoteLink
-from gateway.shortcut import Shortcut
 from gateway.spool import Spool, SpoolFailed
 from gateway.store import DBAPIConnection, Store
 
 GROUP_RECORDS = 1000  # a transaction has about so many at most
+GATHER_S = 0.05  # what is durable already waits for so long, so that many share a transaction
+MANY = 64  # groups are so many
+MANY_TAKE_S = 0.05  # or longer, or they share commits anyway, and the intake is only one more write
+INTAKE_WAIT_S = 5.0  # for another process, which only takes in what a dead server left
 LOG_EVERY_S = 60.0
 ANSWER_S = 5.0  # Postgres that does not answer for longer is away
 STOP_S = 10.0
@@ -52,7 +62,8 @@ class WriterState(Struct, frozen=True, kw_only=True):
 
 class _Submit(Struct, frozen=True, gc=False):
     records: Sequence[Record]
-    done: Callable[[], None] | None
+    done: Callable[[], None] | None = None
+    is_in_intake: bool = False
 
 
 class Writer:
@@ -70,24 +81,30 @@ class Writer:
         self._queue: queue.SimpleQueue[_Submit | Callable[[], None]] = queue.SimpleQueue()
         is_local = store.dialect == "sqlite"
         self._link: Link = LocalLink(store) if is_local else RemoteLink(store, self._wake, clock, answer_s)
-        self._shortcut = Shortcut(store, clock)
         self._spool: Spool | None = None
+        self._intake: Intake | None = None
+        self._came_at = deque([-math.inf] * MANY, MANY)
+        self._hurry = threading.Event()  # somebody waits for what is queued
         self._thread = threading.Thread(target=self._run, name="laneway-writer", daemon=True)
         self._closing = threading.Lock()
         self._is_closed = self._is_ending = self._is_stuck = False
         self._giving_up = threading.Event()
         self._num_groups = self._num_records = self._num_rejected = 0
-        self._num_submitted = self._num_kept = self._num_asked = self._num_answered = 0
+        self._num_submitted = self._num_kept = 0
+        self._num_awaited = 0  # submits on their way that are not in the intake
         self._last_error: str | None = None
         self._quiet_until = -math.inf
 
     def start(self) -> None:
-        """Ship what an earlier run left in the spool, as far as the store takes it, then write what is submitted.
+        """Ship what an earlier run left in the intake, and of the spool what the store takes, then write what comes.
 
-        Raises `ConfigError` when the spool's file cannot be used.
+        Raises `ConfigError` when the files of the spool or of the intake cannot be used, and `StoreUnavailable` when
+        the store does not take what is in the intake.
         """
         options = self._store.options
-        if self._store.dialect == "postgresql":
+        if self._store.dialect == "sqlite":
+            self._intake = self._take_in()
+        else:
             self._spool = Spool(Path(options.spool), options.spool_max_mb, options.durability)
             if not self._spool.is_empty:
                 logger.info("%d records of an earlier run are in %s", self._spool.num_records, options.spool)
@@ -103,43 +120,55 @@ class Writer:
             is_first, self._is_closed = not self._is_closed, True
         if is_first and self._thread.is_alive():
             self._queue.put(self._end)
+            self._hurry.set()
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._giving_up.set()
             self._thread.join(LONGEST_PAUSE_S)
             logger.error("stopped with %d submits written nowhere: %s", self.state.queued, self._last_error)
-        self._shortcut.close()
         if not self._thread.is_alive():
             self._link.stop()
-            if self._spool is not None:
-                self._spool.close()
+            for files in (self._spool, self._intake):
+                if files is not None:
+                    files.close()
 
     def submit(self, records: Sequence[Record], done: Callable[[], None] | None = None) -> None:
         """Queue records to be made durable together; never blocks. `done` is called then, in the writer's thread."""
         self._put(_Submit(records, done))
 
-    def commit_now(self, records: Sequence[Record]) -> bool:
+    def write_ahead(self, records: Sequence[Record]) -> bool:
         """Make records durable at once, in the caller's thread, if that is possible and quicker; else say False, and
-        `submit` is right. For the one thread that submits: nothing of its may be on its way at the moment.
+        `submit` is right. They are in the store `GATHER_S` later. For the one thread that submits.
         """
-        is_worth_it = self._shortcut.is_worth_it()
-        is_idle = self._num_submitted == self._num_kept and self._num_asked == self._num_answered
-        if not (is_worth_it and is_idle and records) or self._is_closed or self._link.wants_next():
+        if self._intake is None or self._store.options.durability == "full" or not records or self._is_crowded():
             return False
-        if not self._shortcut.commit(records):
+        if self._num_awaited:  # and must not be overtaken
             return False
-        self._num_groups += 1
-        self._num_records += len(records)
+        with self._closing:
+            if self._is_closed or not self._intake.append(records):
+                return False
+            self._num_submitted += 1
+            self._queue.put(_Submit(records, is_in_intake=True))
         return True
+
+    def _is_crowded(self) -> bool:
+        now = self._clock()
+        took_s = now - self._came_at[0]
+        self._came_at.append(now)
+        return took_s < MANY_TAKE_S
 
     def between(self, read: Callable[[DBAPIConnection], ResultT]) -> Future[ResultT]:
         """What `read` returns or raises, run in the writer's thread when all that was submitted before is committed,
         and nothing that is submitted later. `StoreUnavailable` while the store is away or the spool is not shipped.
         """
         future: Future[ResultT] = Future()
-        self._num_asked += 1
         self._put(partial(self._answer, read, future))
         return future
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was submitted before is in the store, or the time is up. Not for the event loop."""
+        with contextlib.suppress(TimeoutError, CancelledError, StoreUnavailable, RuntimeError):
+            self.between(lambda _: None).result(timeout_s)
 
     @property
     def is_accepting(self) -> bool:
@@ -164,11 +193,14 @@ class Writer:
         with self._closing:  # so that nothing comes after the end
             if self._is_closed:
                 raise RuntimeError("the writer has been stopped")
-            self._num_submitted += isinstance(item, _Submit)
+            if isinstance(item, _Submit):
+                self._num_submitted += 1
+                self._num_awaited += 1
             self._queue.put(item)
+        self._hurry.set()
 
     def _run(self) -> None:
-        while not self._giving_up.is_set() and (not self._is_ending or self._can_ship):
+        while not self._giving_up.is_set() and (not self._is_ending or self._can_ship or self._queue.qsize()):
             try:
                 self._turn()
             except Exception:  # this thread must not end: nobody would write any more
@@ -176,8 +208,8 @@ class Writer:
 
     def _turn(self) -> None:
         group, then = self._next_group()
-        if group:
-            self._keep(group)
+        if group and not self._keep(group):
+            return
         if then is not None:
             then()
         if self._can_ship:
@@ -192,25 +224,41 @@ class Writer:
             item = self._queue.get()
             if not isinstance(item, _Submit):
                 return group, item
+            if item.is_in_intake and not group:
+                self._gather()
             group.append(item)
             num_records += len(item.records)
             is_idle = False
         return group, None
 
-    def _keep(self, group: Sequence[_Submit]) -> None:
-        """Make a group durable, however long that takes, and tell those who wait."""
+    def _gather(self) -> None:
+        """Let more come, unless somebody waits. The side of the intake that has it is cleared when it is committed."""
+        assert self._intake is not None
+        if not self._intake.has_spare:
+            return
+        self._hurry.wait(GATHER_S)
+        self._hurry.clear()
+        with self._closing:
+            self._queue.put(partial(self._intake.clear, self._intake.turn()))
+
+    def _keep(self, group: Sequence[_Submit]) -> bool:
+        """Make a group durable, however long that takes, and tell those who wait. False when time is up."""
         records = [record for submit in group for record in submit.records]
         pause_s = FIRST_PAUSE_S
         while records and not self._commit_or_spool(records):
             self._is_stuck = True
             if self._giving_up.wait(pause_s):
-                return
+                return False
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._is_stuck = False
-        self._num_kept += len(group)
+        num_awaited = sum(not submit.is_in_intake for submit in group)
+        with self._closing:
+            self._num_kept += len(group)
+            self._num_awaited -= num_awaited
         for submit in group:
             if submit.done is not None:
                 _call(submit.done)
+        return True
 
     def _commit_or_spool(self, records: Sequence[Record]) -> bool:
         if self._spool is None:
@@ -225,6 +273,19 @@ class Writer:
                 self._ship()  # which makes room
             return False
         return True
+
+    def _take_in(self) -> Intake:
+        try:
+            intake = Intake(self._store.file, INTAKE_WAIT_S)
+        except IntakeBusy as error:
+            raise ConfigError(f"store.url: {error} is in use by another process; try again") from None
+        for records in intake.left_over(GROUP_RECORDS):
+            if not self._commit(records):
+                intake.close()
+                raise StoreUnavailable(f"the store does not take what {self._store.file}-intake has for it")
+        for side in SIDES:
+            intake.clear(side)
+        return intake
 
     @property
     def _can_ship(self) -> bool:
@@ -290,8 +351,6 @@ class Writer:
         except Exception as error:
             if not future.done():
                 future.set_exception(error)
-        finally:
-            self._num_answered += 1
 
     def _wake(self) -> None:
         self._queue.put(self._greet)

@@ -30,17 +30,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 @contextmanager
 def open_store(config: Path | None) -> Iterator[tuple[Settings, Store]]:
-    """The settings, and their store, created or migrated when it needs to be; closed afterwards.
+    """The settings, and their store, created or migrated when it needs to be; closed afterwards. What a server that
+    runs on it has answered is in it.
 
     Raises `ConfigError` for settings and `CommandFailed` for whatever the store refuses meanwhile.
     """
     from gateway.config import load_settings
+    from gateway.control import flush
     from gateway.store import Store
 
     settings = load_settings(config)
     with refusals_shown():
         store = Store.open(settings.store)
         try:
+            flush(store)
             yield settings, store
         finally:
             store.close()

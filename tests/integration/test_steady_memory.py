@@ -16,7 +16,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from gateway.control import ask
+from gateway.control import ask, flush
 from gateway.events import Kind
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.rules import Scope
@@ -119,6 +119,7 @@ def assert_nothing_is_open(front: Front, books: Books) -> None:
 
     eventually(lambda: not state().requests and front.count("running") == 0, "all have ended")
     eventually(lambda: not front.server.server_state.connections, "all connections are closed")
+    flush(books.store)
     now = state()
     assert [(lane.running, lane.waiting) for lane in now.lanes.values()] == [(0, 0)] * 3
     for limit in now.limits:

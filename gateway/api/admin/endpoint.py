@@ -18,12 +18,14 @@ from gateway.api.admin.reading import check_text, read_body_as, read_query
 from gateway.api.body import read_body
 from gateway.api.exchange import Exchange
 from gateway.tenants import VirtualKey
+from gateway.writer import Writer
 
 PREFIX = "/admin/v1"
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}  # a reply may hold a key
 MAX_BODY_BYTES = 64 * 1024
 NUM_THREADS = 3  # fewer than the store's pool has connections
+FLUSH_S = 1.0  # a store that takes nothing for so long fails them soon enough
 OPT = "laneway_admin_endpoint"  # where a handler keeps its Endpoint
 CALLER = "laneway_admin_caller"  # where the guard leaves who calls
 
@@ -74,14 +76,22 @@ Act: TypeAlias = Callable[[Any], Any]
 
 
 class Workers:
-    """The few threads in which admin calls use the store, so that neither the loop nor other work waits for them."""
+    """The few threads in which admin calls use the store, so that neither the loop nor other work waits for them.
 
-    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+    They see everything that was answered before: the store has it some milliseconds later, and they wait for that.
+    """
+
+    def __init__(self, writer: Writer, num_threads: int = NUM_THREADS) -> None:
+        self._writer = writer
         self._pool = ThreadPoolExecutor(num_threads, "admin")
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """`work()` in a thread, as soon as one is free. Raises what it raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
+
+    def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        self._writer.flush(FLUSH_S)
+        return work()
 
 
 def handler(endpoint: Endpoint, act: Act, workers: Workers) -> HTTPRouteHandler:

@@ -19,7 +19,7 @@ ENDPOINTS = tuple(value for noun in NOUNS for value in vars(noun).values() if is
 
 def admin_routes(gate: Gate, deps: AdminDeps) -> list[HTTPRouteHandler | Router]:
     """The handlers, behind the guard that knows who may call which."""
-    workers = Workers()
+    workers = Workers(deps.writer)
     nouns = (
         tenants.Tenants(deps),
         keys.Keys(deps),

@@ -54,7 +54,7 @@ def settle(server: AdminServer, tenant: str, **more: Any) -> str:
     async def work() -> None:
         entry = server.ledger.admit(made)
         entry.attempt("test", 0.005)
-        entry.observe(USED, "reported")
+        entry.usage = USED
         await entry.settle(End(outcome="ok", source="reported", usage=USED, cost_nano=7, wait_ms=5, total_ms=30))
 
     server.in_loop(work)
@@ -116,6 +116,7 @@ def test_usage_is_what_the_command_says(server: AdminServer, admin: httpx.Client
         settle(server, tenant)
     config = tmp_path / "laneway.toml"
     config.write_text(f'[store]\nurl = "{server.store.options.url}"\n', encoding="utf-8")
+    server.writer.flush(20)
     said = CliRunner().invoke(app, ["usage", "--by", "tenant,model", "--json", "--config", str(config)])
 
     told = admin.get("/usage", params={"by": "tenant,model"}).json()

@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from gateway.accounts import Accounts, MadeKey, NewKey
 from gateway.config import Settings
+from gateway.control import flush
 from gateway.events import Event, Kind
 from gateway.lanes import DEFAULT_LANES
 from gateway.store import Store, StoreOptions
@@ -71,12 +72,14 @@ class Books:
 
     def events(self, kind: Kind) -> list[Event]:
         """The rows of one kind, by request id."""
+        flush(self.store)
         query = select(ledger_events).where(ledger_events.c.kind == kind).order_by(*ledger_events.primary_key)
         with self.store.reading() as connection:
             return [Event(**row) for row in connection.execute(query).mappings()]
 
     def used(self, limit_id: str) -> int:
         """What the store has in all windows of a budget."""
+        flush(self.store)
         columns = budget_windows.c
         query = select(func.coalesce(func.sum(columns.used), 0)).where(columns.rule_id == limit_id)
         with self.store.reading() as connection:
@@ -84,6 +87,7 @@ class Books:
 
     def assert_proven(self) -> None:
         """Events, rollups and budget windows agree."""
+        flush(self.store)
         assert verify(self.store).findings == ()
 
     def _count(self, kind: Kind) -> int:

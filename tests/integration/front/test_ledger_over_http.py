@@ -12,7 +12,9 @@ import httpx
 import pytest
 from litestar import Litestar
 from litestar.routes import ASGIRoute, HTTPRoute
+from typer.testing import CliRunner
 
+from gateway.cli.main import app
 from gateway.config import ServerOptions
 from gateway.control import ask
 from gateway.events import Event, Kind
@@ -298,22 +300,65 @@ def nobody_else_writes(store: Store) -> Iterator[None]:
         connection.execute("ROLLBACK")
 
 
-def test_an_answer_ends_when_its_usage_is_durable_and_not_before(serve: Serve, books: Books) -> None:
-    front = serve(store=books.options)
-    key = books.key()
-    with nobody_else_writes(books.store):
+@pytest.fixture
+def synced(tmp_path: Path) -> Iterator[Books]:
+    """Of a store that alone makes anything durable."""
+    with closing(Books(tmp_path, durability="full")) as books:
+        yield books
+
+
+def test_an_answer_ends_when_its_usage_is_durable_and_not_before(serve: Serve, synced: Books) -> None:
+    front = serve(store=synced.options)
+    key = synced.key()
+    with nobody_else_writes(synced.store):
         stream = send(front, chat(stream=True, max_tokens=3, script=says(3)), key)
         got = read_until(stream, b'"002 "')
         eventually(lambda: front.count("running") == 0, "the backend is done")
         assert b"[DONE]" not in got
-        assert books.events(Kind.SETTLE) == []
+        assert synced.events(Kind.SETTLE) == []
     read_until(stream, b"[DONE]")
+
+    assert [told(row) for row in synced.events(Kind.SETTLE)] == [("ok", "reported", 1, 3)]
+    leave(stream)
+
+
+def test_an_answer_ends_though_others_keep_the_store_when_its_usage_is_durable_beside_it(
+    serve: Serve, books: Books
+) -> None:
+    front = serve(store=books.options)
+    key = books.key()
+    with nobody_else_writes(books.store):
+        stream = send(front, chat(stream=True, max_tokens=3, script=says(3)), key)
+        read_until(stream, b"[DONE]")
+        assert books.events(Kind.SETTLE) == []
+        intake = Path(f"{books.store.file}-intake-0").read_bytes() + Path(f"{books.store.file}-intake-1").read_bytes()
+        assert intake.count(b"reported") == 1
 
     assert [told(row) for row in books.events(Kind.SETTLE)] == [("ok", "reported", 1, 3)]
     leave(stream)
 
 
-def test_a_caller_that_leaves_while_its_usage_becomes_durable_changes_nothing(serve: Serve, books: Books) -> None:
+def test_commands_and_admin_calls_see_what_was_answered_just_before(
+    serve: Serve, books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.writer.GATHER_S", 3600.0)
+    config = tmp_path / "laneway.toml"
+    config.write_text(f'[store]\nurl = "{books.options.url}"\n', encoding="utf-8")
+    front = serve(store=books.options)
+    admin = books.key("ops", role="admin")
+    with front.client(headers=books.key()) as client:
+        for num_answers in range(1, 4):
+            assert client.post(CHAT, json=chat(max_tokens=3, script=says(3))).status_code == 200
+            said = CliRunner().invoke(app, ["usage", "--by", "tenant", "--json", "--config", str(config)])
+            assert [row["requests"] for row in json.loads(said.stdout)] == [2 * num_answers - 1]
+
+            reply = client.post(CHAT, json=chat(max_tokens=3, script=says(3)))
+            told_of = client.get(f"/admin/v1/requests/{reply.headers['x-request-id']}", headers=admin)
+            assert told_of.json()["outcome"] == "ok"
+
+
+def test_a_caller_that_leaves_while_its_usage_becomes_durable_changes_nothing(serve: Serve, synced: Books) -> None:
+    books = synced
     front = serve(store=books.options)
     key = books.key()
     with nobody_else_writes(books.store):
@@ -327,7 +372,7 @@ def test_a_caller_that_leaves_while_its_usage_becomes_durable_changes_nothing(se
 
 
 def test_in_strict_mode_nothing_begins_before_its_admit_is_durable(serve: Serve, tmp_path: Path) -> None:
-    with closing(Books(tmp_path, admit="strict")) as books:
+    with closing(Books(tmp_path, admit="strict", durability="full")) as books:
         front = serve(store=books.options)
         key = books.key()
         with nobody_else_writes(books.store):

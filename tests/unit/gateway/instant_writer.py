@@ -16,7 +16,7 @@ class InstantWriter:
         self.records: list[Record] = []
         self.is_accepting = True
 
-    def commit_now(self, records: Sequence[Record]) -> bool:
+    def write_ahead(self, records: Sequence[Record]) -> bool:
         return False
 
     def submit(self, records: Sequence[Record], done: Callable[[], None] | None = None) -> None:

@@ -89,6 +89,7 @@ async def test_a_budget_made_while_serving_knows_what_was_used_before(
 ) -> None:
     async with opened(store_options, tmp_path) as books:
         await answer(books, 5)
+        await asyncio.to_thread(books.writer.flush, 20)
         accounts = await asyncio.to_thread(operator, books.store)
         made = await asyncio.to_thread(accounts.set_limit, ACME, "tokens", 100, period="month")
         await _seen(books, made.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import Connection, select
 from gateway import recovery
 from gateway.events import Charge, Detail, Event, Kind, Record
 from gateway.history import History, detail_of, detail_text, histories
+from gateway.intake import Intake
 from gateway.recovery import counted_tokens, recover
 from gateway.rules import Price
 from gateway.store import Store
@@ -269,3 +271,24 @@ def test_wherever_a_crash_cuts_a_request_it_is_settled_once_with_what_was_noted(
     }
     assert num_open(priced_store) == 0
     assert verify(priced_store).is_clean
+
+
+def test_what_a_dead_server_had_beside_the_store_is_how_it_ended(sqlite_store: Store) -> None:
+    add_price(sqlite_store)
+    write(sqlite_store, admitted(1), admitted(2))
+    with closing(Intake(sqlite_store.file)) as intake:
+        assert intake.append([settled(admitted(1))])
+
+    assert [event.request_id for event in recovered(sqlite_store)] == [request_id(2)]
+    assert settle_of(sqlite_store, 1).outcome == "ok"
+    assert settle_of(sqlite_store, 2).outcome == "crash"
+    with closing(Intake(sqlite_store.file)) as intake:
+        assert not list(intake.left_over(1))
+    assert not verify(sqlite_store).findings
+
+
+def test_what_a_living_server_has_beside_the_store_is_left_to_it(sqlite_store: Store) -> None:
+    with closing(Intake(sqlite_store.file)) as intake:
+        assert intake.append([admitted(1), settled(admitted(1))])
+        assert recovered(sqlite_store) == []
+        assert len(list(intake.left_over(1))) == 1

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +16,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from backends.errors import ConfigError
 from gateway import journal
 from gateway.errors import StoreUnavailable
 from gateway.events import Charge, Record
+from gateway.intake import SIDES, Intake
 from gateway.spool import Spool
 from gateway.store import DBAPIConnection, Store, StoreOptions
-from gateway.writer import Writer
+from gateway.writer import MANY, MANY_TAKE_S, Writer
 from tests.records import admit, answer, note, request_id, settle, tables
 from tests.stores import Postgres
 
@@ -494,3 +499,140 @@ def test_a_server_that_does_not_answer_is_away(remote: Store) -> None:
         wait_until(lambda: writer.state.spooled == 0)
 
     assert settled(remote) == [request_id(1)]
+
+
+class Unhurried:
+    """A clock by which everything takes its time."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def __call__(self) -> float:
+        return 2 * next(self._ticks) * MANY_TAKE_S / MANY
+
+
+def intake_bytes(store: Store) -> int:
+    return sum(Path(f"{store.file}-intake-{side}").stat().st_size for side in SIDES)
+
+
+def test_what_is_written_ahead_is_durable_at_once_and_soon_in_the_store(sqlite_store: Store) -> None:
+    with running(sqlite_store) as writer, sqlite_store.changing():  # others have the store to themselves
+        assert writer.write_ahead([admit(1), settle(1)])
+        assert writer.write_ahead([admit(2)])
+        assert tables(sqlite_store)["ledger_events"] == []
+        assert intake_bytes(sqlite_store)
+    assert settled(sqlite_store) == [request_id(1)]
+    assert intake_bytes(sqlite_store) == 0
+
+
+def test_a_flush_waits_until_it_is_in_the_store_and_nothing_of_it_stays_beside(sqlite_store: Store) -> None:
+    with running(sqlite_store, clock=Unhurried()) as writer:
+        for number in range(100):
+            assert writer.write_ahead([admit(number), settle(number)])
+        writer.flush(PATIENCE_S)
+        assert len(settled(sqlite_store)) == 100
+        assert writer.state.groups < 100
+        assert writer.state.queued == 0
+        wait_until(lambda: intake_bytes(sqlite_store) == 0)
+
+
+def test_what_is_in_the_store_already_when_it_is_taken_in_changes_nothing(sqlite_store: Store) -> None:
+    charge = Charge("budget", 0, 700)
+    with closing(Intake(sqlite_store.file)) as intake:
+        for number in range(3):
+            assert intake.append([admit(number), settle(number, [charge])])
+    with closing(sqlite_store.raw_connection()) as connection:
+        journal.commit(connection, [admit(0), settle(0, [charge]), admit(1)], "sqlite")
+
+    with running(sqlite_store):
+        assert intake_bytes(sqlite_store) == 0
+        found = tables(sqlite_store)
+    assert settled(sqlite_store) == [request_id(number) for number in range(3)]
+    assert [row[-1] for row in found["budget_windows"]] == [2100]
+    assert [row[8] for row in found["usage_hours"]] == [3]
+    assert found["open_requests"] == []
+
+
+def test_what_a_killed_process_had_written_ahead_is_in_the_store_after_the_next_start(tmp_path: Path) -> None:
+    """Killed while others had the store, so that nothing of it was committed."""
+    code = (
+        "import os, signal, sys\n"
+        "from gateway.store import Store, StoreOptions\n"
+        "from gateway.writer import MANY, MANY_TAKE_S, Writer\n"
+        "from tests.records import admit, settle\n"
+        "from tests.unit.gateway.test_writer import Unhurried\n"
+        "store = Store.open(StoreOptions(url=sys.argv[1]))\n"
+        "writer = Writer(store, clock=Unhurried())\n"
+        "writer.start()\n"
+        "with store.changing():\n"
+        "    assert all(writer.write_ahead([admit(number), settle(number)]) for number in range(500))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    url = f"sqlite:///{tmp_path}/laneway.db"
+    child = subprocess.run([sys.executable, "-c", code, url], timeout=60, check=False)
+    assert child.returncode == -signal.SIGKILL
+
+    with closing(Store.open(StoreOptions(url=url))) as store:
+        assert settled(store) == []
+        with running(store):
+            pass
+        assert settled(store) == [request_id(number) for number in range(500)]
+
+
+def test_nothing_written_ahead_overtakes_what_waits_for_the_store(sqlite_store: Store) -> None:
+    done = Done()
+    with running(sqlite_store) as writer:
+        with sqlite_store.changing():
+            writer.submit([admit(1)], done.of(1))
+            assert not writer.write_ahead([settle(1)])
+        done.wait_for(1)
+        assert writer.write_ahead([settle(1)])
+    assert settled(sqlite_store) == [request_id(1)]
+
+
+def test_who_waits_is_not_held_up_by_what_does_not(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.writer.GATHER_S", 3600.0)
+    with running(sqlite_store) as writer:
+        done = Done()
+        for number in range(10):
+            assert writer.write_ahead([admit(number)])
+            writer.submit([settle(number)], done.of(number))
+            done.wait_for(number + 1)
+        assert len(settled(sqlite_store)) == 10
+        assert writer.write_ahead([admit(10)])
+        assert writer.between(num_events).result(PATIENCE_S) == 21
+
+
+def test_what_comes_many_at_once_shares_commits_instead(sqlite_store: Store) -> None:
+    now = 0.0
+    with running(sqlite_store, clock=lambda: now) as writer:
+        told = []
+        for number in range(2 * MANY):
+            told.append(writer.write_ahead([admit(number)]))
+            now += MANY_TAKE_S / MANY / 2
+        assert told == [True] * MANY + [False] * MANY
+        for number in range(2 * MANY, 4 * MANY):
+            told.append(writer.write_ahead([admit(number)]))
+            now += MANY_TAKE_S / MANY * 2
+        assert told[-MANY:] == [True] * MANY
+
+
+def test_a_store_that_must_sync_is_never_written_ahead_of_but_takes_in_what_is_there(tmp_path: Path) -> None:
+    options = StoreOptions(url=f"sqlite:///{tmp_path}/laneway.db", durability="full")
+    with closing(Store.open(options)) as store:
+        with closing(Intake(store.file)) as intake:
+            intake.append([admit(1), settle(1)])
+        with running(store) as writer:
+            assert settled(store) == [request_id(1)]
+            assert not writer.write_ahead([admit(2)])
+
+
+def test_a_store_on_postgres_has_no_intake(remote: Store) -> None:
+    with running(remote) as writer:
+        assert not writer.write_ahead([admit(1)])
+
+
+def test_an_intake_that_another_process_has_is_named(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.writer.INTAKE_WAIT_S", 0.0)
+    with closing(Intake(sqlite_store.file)), pytest.raises(ConfigError, match="in use by another process"):
+        Writer(sqlite_store).start()

@@ -35,7 +35,7 @@ from backends.types import (
     TokenLogprob,
     Tokens,
 )
-from backends.words import VOCABULARY_SIZE, Vocabulary, split_words
+from backends.words import VOCABULARY_SIZE, Vocabulary, count_words, split_words
 
 LONG_TEXT_CHARS = 1 << 16  # longer texts are split in a thread, since that takes milliseconds
 RATE_CREDIT_S = 0.05  # how late a token may come without lowering the rate: timers wake late
@@ -155,8 +155,7 @@ class ScriptedBackend:
         """Words of a text, or of the text of the messages."""
         self._check_model(request.model)
         text = _text_of(request)
-        words = split_words(text) if len(text) < LONG_TEXT_CHARS else await asyncio.to_thread(split_words, text)
-        return len(words)
+        return count_words(text) if len(text) < LONG_TEXT_CHARS else await asyncio.to_thread(count_words, text)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """Ids of the words of a text, or of the text of the messages."""

@@ -19,6 +19,11 @@ def split_words(text: str) -> list[bytes]:
     return [word.encode("utf-8", "replace") for word in WORDS.findall(text)]
 
 
+def count_words(text: str) -> int:
+    """How many words `split_words` finds."""
+    return len(text.split()) or len(text[:1])
+
+
 def word_id(word: bytes) -> int:
     """A 24-bit hash of the word: the same in every process."""
     return int.from_bytes(hashlib.blake2b(word, digest_size=3).digest(), "little")

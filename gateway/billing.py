@@ -104,12 +104,12 @@ class Billing:
         """What is left of the limits for a request that was refused."""
         return self._limits.rates(self._terms.rules(order.key, order.request.model))
 
-    def learn(self, order: Order, usage: Usage) -> None:
+    def learn(self, order: Order, prompt: Count, usage: Usage) -> None:
         """An answer ended by itself: later estimates follow it."""
         request = order.request
         if request.sampling.max_tokens is None:
             self._lengths.observe(order.key.id, request.model, usage.completion_tokens // _num_answers(request))
-        if usage.source == "reported":
+        if usage.source == "reported" and prompt.source == "estimated":
             self._counter.learn(request.model, prompt_bytes(request), usage.prompt_tokens)
 
     def tally(self, request: GenerateRequest, prompt: Count) -> Tally:
@@ -220,7 +220,7 @@ class Bill:
 
     async def settle(self) -> None:
         """The answer is whole and what it used is known: durable when this returns. Raises `StoreUnavailable`."""
-        self._billing.learn(self._order, self._usage)
+        self._billing.learn(self._order, self._prompt, self._usage)
         answer = self._order.answer() if self._order.answer is not None else None
         await self._entry.settle(self._end("ok", None), answer)
 

@@ -197,7 +197,8 @@ class Writer:
                 self._num_submitted += 1
                 self._num_awaited += 1
             self._queue.put(item)
-        self._hurry.set()
+        if not self._hurry.is_set():
+            self._hurry.set()
 
     def _run(self) -> None:
         while not self._giving_up.is_set() and (not self._is_ending or self._can_ship or self._queue.qsize()):

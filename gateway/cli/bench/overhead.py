@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -59,7 +59,10 @@ class OverheadOptions(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """One kind of load: microseconds of CPU a request of either front, medians over the rounds, and the difference."""
+    """One kind of load: microseconds of CPU a request of either front, medians over the rounds, and the difference.
+
+    The calm shares are of the looks at a front's loop: those that were less than 5 ms late.
+    """
 
     load: str
     requests_s: float
@@ -68,13 +71,21 @@ class Load(Struct, frozen=True, kw_only=True):
     added_us: float
     bare_p99_s: float
     whole_p99_s: float
+    bare_calm_share: float
+    whole_calm_share: float
 
 
 class Overhead(Struct, frozen=True, kw_only=True):
-    """`calm_share` is the share of the whole front's looks at its loop that were less than 5 ms late."""
+    """What each kind of load found."""
 
     loads: list[Load]
-    calm_share: float
+
+
+class Looks(Struct, frozen=True):
+    """How often a front looked at its loop since it began, and how often that was less than 5 ms late."""
+
+    num: float
+    num_calm: float
 
 
 class Window(Struct, frozen=True):
@@ -83,6 +94,7 @@ class Window(Struct, frozen=True):
     cpu_us: float
     requests_s: float
     p99_s: float
+    looks: Looks
 
 
 async def run_overhead(options: OverheadOptions, phases: Phases) -> Overhead:
@@ -98,7 +110,7 @@ async def run_overhead(options: OverheadOptions, phases: Phases) -> Overhead:
                         windows[kind].append(await front.window(load, options.window_s))
                         step()
                 loads.append(_compare(load, windows))
-            return Overhead(loads=loads, calm_share=await whole.calm_share())
+            return Overhead(loads=loads)
 
 
 def _compare(load: str, windows: dict[str, list[Window]]) -> Load:
@@ -114,7 +126,14 @@ def _compare(load: str, windows: dict[str, list[Window]]) -> Load:
         added_us=whole_us - bare_us,
         bare_p99_s=median("bare", "p99_s"),
         whole_p99_s=median("whole", "p99_s"),
+        bare_calm_share=_calm_share(windows["bare"]),
+        whole_calm_share=_calm_share(windows["whole"]),
     )
+
+
+def _calm_share(windows: Sequence[Window]) -> float:
+    num = sum(window.looks.num for window in windows)
+    return sum(window.looks.num_calm for window in windows) / num if num else 0.0
 
 
 class _Front:
@@ -129,16 +148,21 @@ class _Front:
         await pool.open()
         try:
             await pool.pace(PACE, 0.5)
+            looked = await self._looks()
             before = self._cpu_s()
             took = await (pool.pace(PACE, seconds) if load == "paced" else pool.saturate(seconds))
             cpu_s = self._cpu_s() - before
+            looks = await self._looks()
         finally:
             pool.close()
-        p99 = statistics.quantiles(took, n=100)[98]
-        return Window(cpu_us=cpu_s / len(took) * 1e6, requests_s=len(took) / seconds, p99_s=p99)
+        return Window(
+            cpu_us=cpu_s / len(took) * 1e6,
+            requests_s=len(took) / seconds,
+            p99_s=statistics.quantiles(took, n=100)[98],
+            looks=Looks(looks.num - looked.num, looks.num_calm - looked.num_calm),
+        )
 
-    async def calm_share(self) -> float:
-        """Of the looks at the loop, those that found it less than 5 ms late."""
+    async def _looks(self) -> Looks:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write(_request("/metrics", b"", method="GET", close=True))
         text = (await reader.read()).decode(errors="replace").partition("\r\n\r\n")[2]
@@ -150,7 +174,7 @@ class _Front:
                     calm = sample.value
                 elif sample.name.endswith("_count"):
                     total = sample.value
-        return calm / total if total else 0.0
+        return Looks(total, calm)
 
     def _cpu_s(self) -> float:
         """User and system time of the process, all threads; ended threads included."""

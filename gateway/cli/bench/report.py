@@ -143,13 +143,16 @@ def _show_prefix(prefix: Prefix, console: Console) -> None:
 
 
 def _show_overhead(overhead: Overhead, console: Console) -> None:
-    table = _table("load", "req/s", "bare µs CPU", "whole µs CPU", "added µs", "bare p99", "whole p99")
+    loads = _table("CPU of the whole process a request", "req/s", "bare µs", "whole µs", "added µs")
+    waits = _table("how long others wait", "bare p99 ms", "whole p99 ms", "bare calm", "whole calm")
     for load in overhead.loads:
         costs = (number(load.bare_us, 0), number(load.whole_us, 0), number(load.added_us, 0))
-        table.add_row(load.load, number(load.requests_s, 0), *costs, ms(load.bare_p99_s), ms(load.whole_p99_s))
-    console.print("\noverhead of limits, lanes and ledger, CPU of the whole process a request")
-    console.print(table)
-    console.print(f"looks at the loop that found it less than 5 ms late: {overhead.calm_share:.2%}")
+        loads.add_row(load.load, number(load.requests_s, 0), *costs)
+        calm = (f"{load.bare_calm_share:.2%}", f"{load.whole_calm_share:.2%}")
+        waits.add_row(load.load, ms(load.bare_p99_s), ms(load.whole_p99_s), *calm)
+    console.print("\noverhead of limits, lanes and ledger; calm: looks at the event loop that were less than 5 ms late")
+    console.print(loads)
+    console.print(waits)
 
 
 def _show_usage(found: LedgerQueries, console: Console) -> None:

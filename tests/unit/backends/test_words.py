@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.words import END_TOKEN_ID, VOCABULARY_SIZE, Vocabulary, split_words, word_id
+from backends.words import END_TOKEN_ID, VOCABULARY_SIZE, Vocabulary, count_words, split_words, word_id
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,13 @@ from backends.words import END_TOKEN_ID, VOCABULARY_SIZE, Vocabulary, split_word
 )
 def test_a_word_has_the_white_space_before_it(text: str, words: list[str]) -> None:
     assert split_words(text) == [word.encode() for word in words]
+    assert count_words(text) == len(words)
 
 
 @given(st.text())
 def test_words_joined_are_the_text(text: str) -> None:
     assert b"".join(split_words(text)) == text.encode("utf-8", "replace")
+    assert count_words(text) == len(split_words(text))
 
 
 def test_ids_are_stable_and_inside_the_vocabulary() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from msgspec import Struct, field
 
-from backends.types import BackendHealth, Chunk, GenerateRequest, ModelCard, TokenizeRequest, Tokens
+from backends.types import BackendHealth, Chunk, EmbedRequest, GenerateRequest, ModelCard, TokenizeRequest, Tokens
 
 
 class LaneRule(Struct, frozen=True, kw_only=True):
@@ -92,6 +92,19 @@ class Tokenizing(Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`. Raises `InvalidRequest` for an id outside the vocabulary."""
+        ...
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """Capability: can turn texts or token ids into vectors."""
+
+    def embed(self, request: EmbedRequest) -> AsyncGenerator[Chunk, None]:
+        """One chunk with a `vector` and a finish reason for each of the request's prompts, in any order.
+
+        All that is promised of `generate` holds here too. Vectors that the model cannot shorten to `dimensions` are
+        refused with `InvalidRequest`, an input that does not fit with `PromptTooLong`.
+        """
         ...
 
 

@@ -10,6 +10,7 @@ BackendError
 ├── Unavailable               the backend is not there now (starting, restarting, unreachable)
 │   └── EngineDied            it went away while this request was in it
 └── BackendFailed             it broke on this request
+    └── NotFinite             it made numbers that JSON cannot carry
 ConfigError                   a setting that can never work; stops the start
 """
 
@@ -97,6 +98,10 @@ class EngineDied(Unavailable):
 
 class BackendFailed(BackendError):
     """The backend broke while working on this request."""
+
+
+class NotFinite(BackendFailed):
+    """The backend made a number that is infinite or not a number, where an answer must have one."""
 
 
 class ConfigError(Exception):

@@ -20,6 +20,7 @@ DEFAULT_PROMPT_LOGPROB = -1.0
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=3600)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Number: TypeAlias = float | Literal["-inf", "nan"]
+Component: TypeAlias = Annotated[float, Meta(ge=-3e38, le=3e38)] | Literal["-inf", "nan"]  # a float32
 
 
 class ByteToken(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +37,10 @@ class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failure(Struct, frozen=True, forbid_unknown_fields=True):
-    """Fail in place of generating the token after `after_tokens`, counted over all choices of the request."""
+    """Fail in place of generating the token after `after_tokens`, counted over all choices of the request.
+
+    Where vectors are asked for, they are what is counted.
+    """
 
     kind: Literal["unavailable", "overloaded", "bad_request", "crash", "hang", "end"]
     after_tokens: Count = 0
@@ -59,9 +63,9 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     `reasoning`, `tokens` and `tool_calls` are generated in this order, one token a string. With `eos` the end token
     comes after them; without it the last token is repeated until a cap ends the choice. `logprobs` and `top` go with
     `tokens` by position, `prompt_logprobs` with the prompt's tokens (its first entry is never shown: a first token has
-    no context); "-inf" and "nan" stand for those values. `choices` overrides by choice index. A delay that is None is
-    the backend's `default_delay_s`. `cached_tokens` is only reported. `usage` "missing" imitates a server that reports
-    none.
+    no context), `vectors` with the inputs of an embedding; "-inf" and "nan" stand for those values. `choices` overrides
+    by choice index. A delay that is None is the backend's `default_delay_s`. `cached_tokens` is only reported. `usage`
+    "missing" imitates a server that reports none.
     """
 
     tokens: list[str | ByteToken] = []
@@ -77,6 +81,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     fail: Failure | None = None
     cached_tokens: Count = 0
     usage: Literal["reported", "missing"] = "reported"
+    vectors: list[list[Component]] = []
 
 
 class ScriptedToken(Struct, frozen=True):

@@ -1,12 +1,14 @@
-"""Answers without a model, exactly as the request's `script` tells it; without one it echoes the prompt's words."""
+"""Answers without a model, exactly as the request's `script` tells it; without one it echoes the prompt's words, and
+embeds them as their hash.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -23,9 +25,12 @@ from backends.errors import (
 from backends.grammar import check_tools, grammar_for
 from backends.script import Delay, Failure, Script, prompt_logprob, read_script
 from backends.scripted_answer import Answer, Prompt
+from backends.scripted_play import Play
+from backends.scripted_vectors import Vectors
 from backends.types import (
     BackendHealth,
     Chunk,
+    EmbedRequest,
     GenerateRequest,
     MediaPart,
     Message,
@@ -42,6 +47,7 @@ RATE_CREDIT_S = 0.05  # how late a token may come without lowering the rate: tim
 RETRY_AFTER_S = 1.0
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+RequestT = TypeVar("RequestT", bound=GenerateRequest)
 
 
 class ScriptedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +55,9 @@ class ScriptedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `models` are the names it answers to. `capacity` is how many requests it takes at once (none: it takes all).
     `default_delay_s` is the wait before every token of a request that says nothing about it. `token_rate`, in tokens
-    per second over all requests together, imitates a saturated machine. `max_model_len` is in tokens, prompt and
-    answer together.
+    per second over all requests together, imitates a saturated machine; a vector counts as one. `max_model_len` is in
+    tokens, prompt and answer together. `embedding_size` is how many numbers a vector has; with `matryoshka` a request
+    may ask for fewer.
     """
 
     models: Annotated[tuple[ModelName, ...], Meta(min_length=1)] = ("scripted",)
@@ -58,6 +65,8 @@ class ScriptedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     default_delay_s: Delay = 0.0
     token_rate: Annotated[float, Meta(gt=0)] | None = None
     max_model_len: Annotated[int, Meta(ge=1)] = 8192
+    embedding_size: Annotated[int, Meta(ge=1, le=8192)] = 256
+    matryoshka: bool = True
 
 
 class TokenRate:
@@ -128,28 +137,13 @@ class ScriptedBackend:
         )
         return BackendHealth(ready=ready, running=self._num_running, metrics=metrics)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Play the script. Closing it, or cancelling its task, is seen at once at every wait."""
-        stopped = self._running_event()
-        answer = await self._prepare(request)
-        self._num_started += 1
-        self._num_running += 1
-        try:
-            if not answer.fails_at_once:
-                for chunk in answer.open():
-                    yield chunk
-            while not answer.done:
-                await self._turn(answer, request, stopped)
-                if answer.failure is not None:
-                    await _fail(answer.failure, stopped)
-                    return
-                for chunk in answer.step():
-                    yield chunk
-        except (GeneratorExit, asyncio.CancelledError):
-            self._num_cancelled += not answer.done
-            raise
-        finally:
-            self._num_running -= 1
+        return self._play(request, self._prepare)
+
+    def embed(self, request: EmbedRequest) -> AsyncGenerator[Chunk, None]:
+        """The same with a vector for each input: the script's, or one made of the hash of its token ids."""
+        return self._play(request, self._prepare_vectors)
 
     async def count(self, request: TokenizeRequest) -> int:
         """Words of a text, or of the text of the messages."""
@@ -169,6 +163,30 @@ class ScriptedBackend:
         self._check_model(model)
         _check_ids(token_ids, "tokens")
         return b"".join(self._vocabulary.words_of(token_ids)).decode("utf-8", "replace")
+
+    async def _play(
+        self, request: RequestT, prepare: Callable[[RequestT], Awaitable[Play]]
+    ) -> AsyncGenerator[Chunk, None]:
+        stopped = self._running_event()
+        play = await prepare(request)
+        self._num_started += 1
+        self._num_running += 1
+        try:
+            if not play.fails_at_once:
+                for chunk in play.open():
+                    yield chunk
+            while not play.done:
+                await self._turn(play, request, stopped)
+                if play.failure is not None:
+                    await _fail(play.failure, stopped)
+                    return
+                for chunk in play.step():
+                    yield chunk
+        except (GeneratorExit, asyncio.CancelledError):
+            self._num_cancelled += not play.done
+            raise
+        finally:
+            self._num_running -= 1
 
     def _running_event(self) -> asyncio.Event:
         if self._stopped is None or self._stopped.is_set():
@@ -193,6 +211,41 @@ class ScriptedBackend:
         for prompt in prompts:
             self._check_length(prompt, request)
         return Answer(prompts, script, sampling, self._options.max_model_len, self._vocabulary)
+
+    async def _prepare_vectors(self, request: EmbedRequest) -> Vectors:
+        self._check_model(request.model)
+        self._check_dimensions(request.dimensions)
+        script = read_script(request.extra)
+        inputs = [await self._input_ids(prompt, request.truncate_to) for prompt in request.prompts]
+        limit = self._options.max_model_len
+        for at, token_ids in enumerate(inputs):
+            if len(token_ids) > limit:
+                raise PromptTooLong(
+                    f"This model's maximum context length is {limit} tokens. However, input {at} has "
+                    f"{len(token_ids)} tokens. Please shorten it, or set truncate_prompt_tokens.",
+                    param="input",
+                )
+        return Vectors(inputs, script, self._options.embedding_size, request.dimensions)
+
+    async def _input_ids(self, prompt: str | tuple[int, ...], truncate_to: int | None) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            prompt = (await self._read(prompt))[1]
+        else:
+            _check_ids(prompt, "input")
+        if truncate_to is None:
+            return prompt
+        return prompt[-(truncate_to if truncate_to > 0 else self._options.max_model_len) :]
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        size = self._options.embedding_size
+        if dimensions is None or dimensions == size or (dimensions < size and self._options.matryoshka):
+            return
+        least = "at most" if self._options.matryoshka else "exactly"
+        raise InvalidRequest(
+            f"Invalid 'dimensions': this model's vectors can have {least} {size} numbers, but got {dimensions}.",
+            param="dimensions",
+            code="invalid_value",
+        )
 
     async def _prompt_words(self, request: GenerateRequest) -> list[list[bytes]]:
         if request.messages is not None:
@@ -223,13 +276,13 @@ class ScriptedBackend:
                 param="prompt" if request.messages is None else "messages",
             )
 
-    async def _turn(self, answer: Answer, request: GenerateRequest, stopped: asyncio.Event) -> None:
-        """Wait for the next round of tokens. Raises `Unavailable` on `stop`, `DeadlineExceeded` past a deadline."""
+    async def _turn(self, play: Play, request: GenerateRequest, stopped: asyncio.Event) -> None:
+        """Wait for the next round. Raises `Unavailable` on `stop`, `DeadlineExceeded` past a deadline."""
         now = time.monotonic()
-        delay = answer.delay_s if answer.delay_s is not None else self._options.default_delay_s
-        due = max(now + delay, self._rate.take(answer.num_active, now))
+        delay = play.delay_s if play.delay_s is not None else self._options.default_delay_s
+        due = max(now + delay, self._rate.take(play.num_active, now))
         deadline = request.deadline_at if request.deadline_at is not None else math.inf
-        if answer.is_fresh and request.first_token_at is not None:
+        if play.is_fresh and request.first_token_at is not None:
             deadline = min(deadline, request.first_token_at)
         await _wait(min(due, deadline) - now, stopped)
         if stopped.is_set():

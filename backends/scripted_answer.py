@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.output import BytesDetokenizer, Output, Piece
-from backends.script import Failure, Part, Script, ScriptedToken, part_of
+from backends.script import Part, Script, ScriptedToken, part_of
+from backends.scripted_play import Play
 from backends.types import Chunk, FinishReason, SamplingParams, TokenLogprob, ToolCallDelta, Usage
 from backends.words import END_TOKEN_ID, Vocabulary
 
@@ -152,7 +153,7 @@ class Choice:
         )
 
 
-class Answer:
+class Answer(Play):
     """All choices of a request. Every round gives each unfinished choice one token, so that they come interleaved."""
 
     def __init__(
@@ -163,7 +164,7 @@ class Answer:
         max_model_len: int,
         vocabulary: Vocabulary,
     ) -> None:
-        self._script = script or Script()
+        super().__init__(script)
         self._sampling = sampling
         self._num_candidates = max(sampling.n, sampling.best_of or 0)
         self._tally = Tally(
@@ -184,35 +185,14 @@ class Answer:
                 self._choices.append(Choice(prompt, shared[key], sampling, cap, self._tally))
 
     @property
-    def done(self) -> bool:
-        """Every choice has ended."""
-        return self.num_active == 0
-
-    @property
     def num_active(self) -> int:
         """Choices that get a token in the next round."""
         return sum(not choice.done for choice in self._choices)
 
     @property
-    def is_fresh(self) -> bool:
-        """No token was generated yet."""
-        return self._tally.completion_tokens == 0
-
-    @property
-    def delay_s(self) -> float | None:
-        """The wait before the next round, where the script says one."""
-        return self._script.first_delay_s if self.is_fresh else self._script.delay_s
-
-    @property
-    def failure(self) -> Failure | None:
-        """What the script wants to happen instead of the next token."""
-        failure = self._script.fail
-        return failure if failure is not None and self._tally.completion_tokens >= failure.after_tokens else None
-
-    @property
-    def fails_at_once(self) -> bool:
-        """Whether it fails before it has begun; a hang or a silent end begins first."""
-        return self.failure is not None and self.failure.kind not in ("hang", "end")
+    def num_made(self) -> int:
+        """Tokens so far."""
+        return self._tally.completion_tokens
 
     @property
     def _keeps_best(self) -> bool:

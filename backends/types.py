@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
-Route: TypeAlias = Literal["chat", "completions", "responses", "messages"]
+Route: TypeAlias = Literal["chat", "completions", "responses", "messages", "embeddings"]
 UsageSource: TypeAlias = Literal["reported", "counted", "estimated", "missing"]
 
 
@@ -71,7 +71,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
     `index` is the choice (prompt_index * n + i). `usage` is cumulative over the whole request, so the last chunk seen
     is always a valid bill (one of source `missing` asks the gateway to count). An empty chunk (no text, call or finish)
     says that work began: the request waits no more. `wire` is the upstream's own event, set only when it may be
-    written to the client as it is.
+    written to the client as it is. `vector` is the whole answer to one input of an `EmbedRequest`, as little-endian
+    float32; it comes with the finish reason.
     """
 
     usage: Usage
@@ -84,6 +85,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     wire: bytes | None = None
+    vector: bytes | None = None
 
     @property
     def is_visible(self) -> bool:
@@ -199,6 +201,19 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     deadline_at: float | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EmbedRequest(GenerateRequest, frozen=True, kw_only=True):
+    """One request for the vectors of its `prompts`: in lanes, limits and ledger like any other, with no token to make.
+
+    `dimensions` None means all that the model has. Of an input longer than `truncate_to` tokens only its last so many
+    are read; -1 stands for as many as the model takes, None refuses what is too long.
+    """
+
+    route: Route = "embeddings"
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
+    dimensions: int | None = None
+    truncate_to: int | None = None
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.errors import BackendError, DeadlineExceeded, InvalidRequest, Overloaded
-from backends.types import Chunk, GenerateRequest, Usage
+from backends.types import Chunk, EmbedRequest, GenerateRequest, Usage
 from gateway.counting import Count, Counter, Tally, prompt_bytes, sane
 from gateway.errors import LEFT, LaneFull, WaitedTooLong
 from gateway.estimates import AnswerLengths
@@ -109,7 +109,8 @@ class Billing:
         request = order.request
         if request.sampling.max_tokens is None:
             self._lengths.observe(order.key.id, request.model, usage.completion_tokens // _num_answers(request))
-        if usage.source == "reported" and prompt.source == "estimated":
+        was_cut = isinstance(request, EmbedRequest) and request.truncate_to is not None  # so not all of it was read
+        if usage.source == "reported" and prompt.source == "estimated" and not was_cut:
             self._counter.learn(request.model, prompt_bytes(request), usage.prompt_tokens)
 
     def tally(self, request: GenerateRequest, prompt: Count) -> Tally:

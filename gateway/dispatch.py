@@ -16,8 +16,9 @@ from contextlib import aclosing
 from msgspec import Struct
 
 from backends.errors import BackendFailed, DeadlineExceeded, ModelNotFound
-from backends.types import Chunk
+from backends.types import Chunk, EmbedRequest
 from gateway.billing import Bill, Billing, Order
+from gateway.embedding import vectors
 from gateway.errors import GatewayError, InvalidBody, PermissionDenied
 from gateway.gcra import Rates
 from gateway.lanes import Lanes, Place, first_deadline, next_chunk
@@ -79,7 +80,7 @@ class Dispatcher:
         )
 
     def job(self, order: Order) -> Job:
-        """A request that is to be answered; every way to generate is this one. Raises `ModelNotFound`."""
+        """A request that is to be answered; every way to use a model is this one. Raises `ModelNotFound`."""
         if not order.key.may_use(order.request.model):
             raise ModelNotFound.named(order.request.model)
         return Job(self, self.routing.choose(order.request.model), order)
@@ -129,7 +130,7 @@ class Job:
             place = self.place = dispatcher.lanes.enter(self._target.name, request)
             meter = dispatcher.metrics.meter(request)
             try:
-                async with aclosing(self._target.backend.generate(request)) as computed:
+                async with aclosing(self._computing()) as computed:
                     chunk = await place.first(computed)
                     meter.begin()
                     bill.begin()
@@ -154,6 +155,10 @@ class Job:
         except BaseException as error:
             bill.close(error)
             raise
+
+    def _computing(self) -> AsyncGenerator[Chunk, None]:
+        request, backend = self.order.request, self._target.backend
+        return vectors(request, backend) if isinstance(request, EmbedRequest) else backend.generate(request)
 
     async def _open_bill(self) -> Bill:
         billing = self._dispatcher.billing

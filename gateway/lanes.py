@@ -325,7 +325,8 @@ def estimate_tokens(request: GenerateRequest) -> int:
     prompts = request.prompts or tuple(message.text for message in request.messages or ())
     asked = sum(len(part) // BYTES_PER_TOKEN if isinstance(part, str) else len(part) for part in prompts)
     answers = request.sampling.n * max(1, len(request.prompts))
-    return 1 + asked + answers * (request.sampling.max_tokens or ANSWER_TOKENS)
+    cap = request.sampling.max_tokens
+    return 1 + asked + answers * (ANSWER_TOKENS if cap is None else cap)
 
 
 def _always(_: object) -> bool:

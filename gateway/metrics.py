@@ -118,7 +118,7 @@ class Meter:
     def observe(self, chunk: Chunk) -> None:
         """One more chunk."""
         self._usage = chunk.usage
-        if not chunk.is_visible:
+        if not chunk.is_visible or chunk.vector is not None:  # a vector is no token, and nobody sees it alone
             return
         now = self._metrics.clock()
         if self._last_at is None:

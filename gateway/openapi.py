@@ -21,6 +21,7 @@ from gateway.errors import LimitReport
 from gateway.idempotency import HEADER as IDEMPOTENCY_HEADER
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
+from gateway.openai.embeddings import EmbeddingList, EmbeddingsBody
 from gateway.openai.formats import FormatFields
 from gateway.openai.models import ModelList, ModelObject
 from gateway.openai.sampling import SamplingFields
@@ -34,16 +35,14 @@ from gateway.version import own_version
 Json: TypeAlias = dict[str, Any]
 
 REFS = "#/components/schemas/{name}"
-PROMPT: Json = {
-    "description": "A text or token ids, or a list of either.",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
-        {"type": "null"},
-    ],
-}
+INPUTS: list[Json] = [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+]
+INPUT: Json = {"description": "A text or token ids, or a list of either.", "anyOf": INPUTS}
+PROMPT: Json = {**INPUT, "anyOf": [*INPUTS, {"type": "null"}]}
 REASONS = {
     400: "The request is wrong; `param` names the field.",
     401: "No key, or an unknown one.",
@@ -118,6 +117,15 @@ OPERATIONS = (
         body="CompletionRequest",
         answer=Completion,
         events=Completion,
+        generates=True,
+    ),
+    Operation(
+        path="/v1/embeddings",
+        method="post",
+        name="createEmbedding",
+        summary="The vectors of texts.",
+        body="EmbeddingsBody",
+        answer=EmbeddingList,
         generates=True,
     ),
     Operation(path="/v1/models", method="get", name="listModels", summary="The models served.", answer=ModelList),
@@ -276,12 +284,15 @@ def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
         "ChatCompletionRequest": (ChatFields, *shared, ToolFields),
         "CompletionRequest": (CompletionFields, *shared),
     }
-    bodies: list[type[Struct]] = [*groups["ChatCompletionRequest"], CompletionFields, TokenizeBody, DetokenizeBody]
+    bodies: list[type[Struct]] = [*groups["ChatCompletionRequest"], CompletionFields]
+    bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody]
     bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]
     kinds = [*dict.fromkeys([*bodies, *answers, ErrorEnvelope, LimitReport])]
     shapes, schemas = msgspec.json.schema_components(kinds, ref_template=REFS)
     schemas[CompletionFields.__name__]["properties"]["prompt"] = PROMPT
+    schemas[EmbeddingsBody.__name__]["properties"]["input"] = INPUT
+    schemas[EmbeddingsBody.__name__]["required"].append("input")
     for name, parts in groups.items():
         schemas[name] = {"allOf": [_ref(part.__name__) for part in parts]}
     return dict(zip(kinds, shapes, strict=True)), dict(sorted(schemas.items()))

@@ -59,6 +59,7 @@ TABLE: dict[type[Exception], Row] = {
     backend.Overloaded: Row(503, UNAVAILABLE, "overloaded", 1),
     backend.DeadlineExceeded: Row(504, SERVER, "deadline_exceeded"),
     backend.Unavailable: Row(503, UNAVAILABLE, "backend_unavailable", 2),
+    backend.NotFinite: Row(500, SERVER),
     backend.BackendFailed: Row(500, SERVER, message=BROKEN),
     Exception: Row(500, SERVER, message=BROKEN),
 }

@@ -1,4 +1,4 @@
-"""What the generating routes share: key → body → job → answer, streamed or whole, and one record of how it ended.
+"""What the routes that use a model share: key → body → job → answer, streamed or whole, and one record of how it ended.
 
 These are `@asgi` handlers, so other methods than POST are their own job too.
 """
@@ -56,7 +56,7 @@ class WireRequest(Protocol):
 
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
-    def encoder(self, request_id: str, created: int) -> StreamEncoder: ...
+    def encoder(self, request_id: str, created: int) -> StreamEncoder | None: ...  # None: it is never streamed
 
     def folder(self, request_id: str, created: int) -> Folder: ...
 
@@ -141,7 +141,11 @@ class Generating:
 
     async def _respond(self, task: Task, send: Send, recording: Recording | None = None) -> int:
         """Do the work and send the answer; the status of how it ended."""
-        return await (self._stream if task.order.request.stream else self._whole)(task, send, recording)
+        wants_stream = task.order.request.stream
+        encoder = task.wire.encoder(task.exchange.request_id, int(time.time())) if wants_stream else None
+        if encoder is None:
+            return await self._whole(task, send, recording)
+        return await self._stream(task, encoder, send, recording)
 
     async def _respond_once(self, task: Task, name: Name, send: Send) -> int:
         """As `_respond`, under an Idempotency-Key: begin the work, join it, or send what came of it before."""
@@ -177,11 +181,10 @@ class Generating:
             self._idempotency.leave(recording)
         return recording.result or recording.status or CLIENT_LEFT
 
-    async def _stream(self, task: Task, send: Send, recording: Recording | None) -> int:
+    async def _stream(self, task: Task, encoder: StreamEncoder, send: Send, recording: Recording | None) -> int:
         """Answer event by event; the status of how it ended, which the client sees only if nothing was sent before."""
         exchange = task.exchange
         exchange.is_stream = True
-        encoder = task.wire.encoder(exchange.request_id, int(time.time()))
         events = EventStream(send, encoder.encode, encoder.finish)
         limit = asyncio.timeout(self._patience_s(task.order.request))
         try:

@@ -19,9 +19,12 @@ from gateway.openai.unused import UNUSED, check_unused
 
 
 class CompletionFields(Struct, frozen=True, kw_only=True):
-    """The fields that only a completion has. `prompt` is read by `prompts.py`, since it comes in four shapes."""
+    """The fields that only a completion has. `prompt` is read by `prompts.py`, since it comes in four shapes.
 
-    prompt: Any = None
+    Its default is the empty text, which models with a begin token can continue.
+    """
+
+    prompt: Any = ""
     max_tokens: CountOrZero = 16
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -101,7 +104,7 @@ def decode_completion(body: bytes) -> CompletionRequest:
     """The completion in `body`, checked whole. Raises `InvalidBody` for the first fault."""
     whole, present = decode_request(body)
     fields = read(present, CompletionFields)
-    prompts = read_prompts(fields.prompt)
+    prompts = read_prompts(fields.prompt, "prompt")
     sampling = read(present, SamplingFields)
     formats = read(present, FormatFields)
     check_unused(present)

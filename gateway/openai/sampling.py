@@ -16,6 +16,7 @@ SMALLEST_NUCLEUS = 1e-6  # stands for `top_p: 0`, which keeps only the most like
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 CountOrZero: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -57,14 +58,12 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     echo: bool = False
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
-    priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    priority: Priority = 0
 
     @property
     def lane_wish(self) -> str | None:
         """The lane that the body asks for, None for the key's own. `priority` (low is urgent) beats `service_tier`."""
-        if self.priority:
-            return "interactive" if self.priority < 0 else "batch"
-        return _LANE_OF_TIER.get(self.service_tier or "")
+        return lane_of_priority(self.priority) or _LANE_OF_TIER.get(self.service_tier or "")
 
     @property
     def shown_tier(self) -> str | None:
@@ -80,6 +79,13 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     def continuous_usage(self) -> bool:
         """Whether every event carries the usage so far."""
         return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
+
+
+def lane_of_priority(priority: int) -> str | None:
+    """The lane that vLLM's `priority` asks for: low is urgent, 0 says nothing."""
+    if priority == 0:
+        return None
+    return "interactive" if priority < 0 else "batch"
 
 
 def check_sampling(fields: SamplingFields, max_tokens: int | None) -> None:

@@ -86,11 +86,12 @@ def check_unused(body: Mapping[str, Any]) -> None:
     """Raise `InvalidBody` for a field of these tables that has the wrong type, or that asks for what is refused."""
     if not UNUSED.isdisjoint(body):
         read(body, IgnoredFields)
-        _refuse(read(body, RefusedFields))
+        refuse(read(body, RefusedFields))
 
 
-def _refuse(fields: RefusedFields) -> None:
-    neutral = RefusedFields()
+def refuse(fields: Struct) -> None:
+    """Raise `InvalidBody` unless each of `fields` has its default, which asks nothing."""
+    neutral = type(fields)()
     for name in fields.__struct_fields__:
         if getattr(fields, name) != getattr(neutral, name):
             raise faults.unsupported(name)

@@ -1,12 +1,14 @@
 """What every backend promises, in one class that runs against each of them.
 
-To add a backend, write an async context manager that starts one and yields a `Subject`, and name it in `SUBJECTS`. It
-gets the test's `request`, for the fixtures it needs.
+To add a backend, write an async context manager that starts one and yields a `Subject`, and name it in `SUBJECTS`, and
+in `EMBEDDERS` if it makes vectors. It gets the test's `request`, for the fixtures it needs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from backends.base import Backend, BackendContext, Tokenizing
+from backends.base import Backend, BackendContext, Embedding, Tokenizing
 from backends.errors import (
     BackendError,
     InvalidRequest,
@@ -24,7 +26,15 @@ from backends.errors import (
     UnsupportedParameter,
 )
 from backends.scripted import ScriptedBackend, ScriptedOptions
-from backends.types import Chunk, FinishReason, GenerateRequest, Message, SamplingParams, TokenizeRequest
+from backends.types import (
+    Chunk,
+    EmbedRequest,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    SamplingParams,
+    TokenizeRequest,
+)
 from tests.contract.tiny_engine import TinyEngine
 
 PATIENCE_S = 60
@@ -49,6 +59,11 @@ class Subject(Struct, frozen=True):
         self, prompt: str | tuple[int, ...] = STORY, *more: str, **sampling: Any
     ) -> AsyncGenerator[Chunk, None]:
         return self.backend.generate(self.request(prompt, *more, **sampling))
+
+    def embed(self, *inputs: str | tuple[int, ...], **fields: Any) -> AsyncGenerator[Chunk, None]:
+        """The vectors of the inputs, from a backend that makes vectors."""
+        assert isinstance(self.backend, Embedding)
+        return self.backend.embed(EmbedRequest(request_id="r", model=self.model, prompts=inputs, **fields))
 
     def chat(self, text: str) -> GenerateRequest:
         return GenerateRequest(
@@ -85,6 +100,7 @@ async def hf(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 
 
 SUBJECTS = [scripted, hf]
+EMBEDDERS = [scripted]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda make: make.__name__)
@@ -378,3 +394,107 @@ class TestBackendContract:
         assert not subject.backend.health().ready
         assert isinstance(await _failure(subject.generate()), Unavailable)
         await _idle(subject.backend)
+
+
+@pytest.fixture(params=EMBEDDERS, ids=lambda make: make.__name__)
+async def embedder(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    make: Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Subject]] = request.param
+    async with make(request) as made:
+        yield made
+        await _idle(made.backend)
+
+
+def _vectors(chunks: list[Chunk]) -> dict[int, tuple[float, ...]]:
+    found = [(chunk.index, chunk.vector) for chunk in chunks if chunk.vector is not None]
+    assert len(dict(found)) == len(found), "an input has one vector"
+    return {index: struct.unpack(f"<{len(vector) // 4}f", vector) for index, vector in found}
+
+
+class TestEmbeddingContract:
+    """What backends promise that make vectors."""
+
+    async def test_each_input_has_one_unit_vector_of_its_own(self, embedder: Subject) -> None:
+        chunks = await _collect(embedder.embed("one", STORY, "three"))
+
+        vectors = _vectors(chunks)
+        assert set(vectors) == set(_finishes(chunks)) == {0, 1, 2}
+        assert len(set(vectors.values())) == 3
+        assert len({len(vector) for vector in vectors.values()}) == 1
+        for vector in vectors.values():
+            assert math.hypot(*vector) == pytest.approx(1, abs=1e-5)
+
+    async def test_a_vector_does_not_depend_on_its_neighbours_and_is_the_same_every_time(
+        self, embedder: Subject
+    ) -> None:
+        together = _vectors(await _collect(embedder.embed("one", STORY)))
+
+        assert _vectors(await _collect(embedder.embed(STORY)))[0] == pytest.approx(together[1], abs=1e-5)
+
+    async def test_token_ids_have_the_vector_of_their_text(self, embedder: Subject) -> None:
+        backend = embedder.backend
+        assert isinstance(backend, Tokenizing)
+        ids = (await backend.tokenize(TokenizeRequest(model=embedder.model, prompt=STORY))).ids
+
+        vectors = _vectors(await _collect(embedder.embed(STORY, ids)))
+
+        assert vectors[0] == pytest.approx(vectors[1], abs=1e-5)
+
+    async def test_fewer_dimensions_are_the_first_ones_at_length_one_or_are_refused(self, embedder: Subject) -> None:
+        whole = _vectors(await _collect(embedder.embed("one")))[0]
+        try:
+            short = _vectors(await _collect(embedder.embed("one", dimensions=8)))[0]
+        except InvalidRequest as error:
+            assert (error.param, error.code) == ("dimensions", "invalid_value")
+            return
+
+        norm = math.hypot(*whole[:8])
+        assert short == pytest.approx([value / norm for value in whole[:8]], abs=1e-5)
+
+    async def test_more_dimensions_than_there_are_fail_before_the_first_chunk(self, embedder: Subject) -> None:
+        error = await _failure(embedder.embed("one", dimensions=1 << 20))
+
+        assert isinstance(error, InvalidRequest)
+        assert (error.param, error.code) == ("dimensions", "invalid_value")
+
+    async def test_the_bill_grows_with_what_is_read_and_nothing_is_made(self, embedder: Subject) -> None:
+        chunks = await _collect(embedder.embed("one", STORY))
+
+        prompt = [chunk.usage.prompt_tokens for chunk in chunks]
+        alone = [(await _collect(embedder.embed(text)))[-1].usage.prompt_tokens for text in ("one", STORY)]
+        assert prompt == sorted(prompt)
+        assert prompt[-1] == sum(alone)
+        assert {chunk.usage.completion_tokens for chunk in chunks} == {0}
+
+    async def test_what_is_too_long_is_refused_unless_it_may_be_cut(self, embedder: Subject) -> None:
+        limit = next(card.max_model_len for card in embedder.backend.models if card.id == embedder.model)
+        assert limit is not None
+        long = "word " * (limit + 1)
+
+        error = await _failure(embedder.embed("one", long))
+        cut = await _collect(embedder.embed(long, truncate_to=-1))
+        tail = await _collect(embedder.embed(long, truncate_to=3))
+
+        assert isinstance(error, PromptTooLong)
+        assert "maximum context length" in error.message
+        assert error.param == "input"
+        assert [chunks[-1].usage.prompt_tokens for chunks in (cut, tail)] == [limit, 3]
+
+    async def test_what_cannot_be_embedded_fails_before_the_first_chunk(self, embedder: Subject) -> None:
+        unknown = Subject(embedder.backend, "no-such-model")
+
+        assert isinstance(await _failure(unknown.embed("one")), ModelNotFound)
+        assert (await _failure(embedder.embed("one", (0, 1 << 31)))).param == "input"
+
+    async def test_closing_cancels(self, embedder: Subject) -> None:
+        chunks = embedder.embed(*["word"] * 1000)
+        assert embedder.backend.health().running == 0, "nothing is acquired before the first pull"
+        async with asyncio.timeout(PATIENCE_S):
+            await anext(chunks)
+            await chunks.aclose()
+
+        await _idle(embedder.backend)
+
+    async def test_a_stopped_backend_makes_no_vectors(self, embedder: Subject) -> None:
+        await embedder.backend.stop()
+
+        assert isinstance(await _failure(embedder.embed("one")), Unavailable)

@@ -16,6 +16,7 @@ from gateway.api.generating import ALLOW
 from gateway.app import create_app
 from gateway.config import Settings
 from gateway.lanes import DEFAULT_LANES
+from gateway.openai.embeddings import EmbeddingList
 from gateway.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion, ErrorEnvelope
 from gateway.openapi import OPERATIONS, openapi_document, openapi_yaml
 from gateway.store import StoreOptions
@@ -102,6 +103,16 @@ def test_chat_answers_are_as_described(app: Litestar, extra: dict[str, object]) 
     assert msgspec.json.decode(whole.content, type=ChatCompletion).choices
     for event in events[:-2]:
         msgspec.json.decode(event.removeprefix("data: "), type=ChatCompletionChunk)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_embeddings_are_as_described(app: Litestar, encoding: str) -> None:
+    with TestClient(app) as client:
+        reply = client.post(
+            "/v1/embeddings", json={"model": "scripted", "input": ["a", "b"], "encoding_format": encoding}
+        )
+
+    assert [item.index for item in msgspec.json.decode(reply.content, type=EmbeddingList).data] == [0, 1]
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}])

@@ -32,6 +32,13 @@ def test_the_completion_prints_prompt_and_continuation(serve: Serve) -> None:
     assert "[finish reason: stop]" in printed
 
 
+def test_the_nearest_text_comes_first(serve: Serve) -> None:
+    printed = run_example("embeddings.py", "one two", "three", "one two", "four", address=serve().address)
+
+    assert printed.startswith(" 1.000  one two\n")
+    assert printed.endswith("[6 tokens, 256 dimensions]\n")
+
+
 def test_curl_shows_every_event_to_the_end(serve: Serve) -> None:
     printed = run_example("curl.sh", address=serve().address, model="scripted")
 

@@ -27,10 +27,11 @@ from tests.integration.front.front_server import CHAT, Front, eventually, leave,
 if TYPE_CHECKING:
     from tests.integration.front.front_server import Serve
 
-# A body for each route that generates: one token is read and two are made.
+# A body for each route that uses a model: one token is read and two are made, or a vector, which is no token.
 GENERATING: dict[str, dict[str, Any]] = {
     CHAT: chat(max_tokens=2, script=says(2)),
     "/v1/completions": {"model": "scripted", "prompt": "x", "max_tokens": 2, "script": says(2)},
+    "/v1/embeddings": {"model": "scripted", "input": "x"},
 }
 GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/ping": {},
@@ -90,7 +91,11 @@ def test_every_route_that_generates_leaves_one_settle_row_a_request(serve: Serve
 
     rows = books.settled(len(GENERATING) * 4)
     assert {f"req_{row.request_id}" for row in rows} == set(sent)
-    assert {told(row) for row in rows} == {("ok", "reported", 1, 2)}
+    assert {(row.route, *told(row)) for row in rows} == {
+        ("chat", "ok", "reported", 1, 2),
+        ("completions", "ok", "reported", 1, 2),
+        ("embeddings", "ok", "reported", 1, 0),
+    }
     assert {row.tenant for row in rows} == {"acme"}
     books.assert_proven()
 
@@ -99,6 +104,7 @@ def test_every_route_that_generates_asks_the_limits_first(serve: Serve, books: B
     front = serve(store=books.options)
     with front.client(headers=books.key(tpm=1)) as client, front.client(headers=books.key(models=["a"])) as other:
         for path, body in GENERATING.items():
+            body = {**body, "input": "x x"} if "input" in body else body
             assert client.post(path, json=body).status_code == 429
             assert other.post(path, json=body).status_code == 404
 

@@ -54,6 +54,24 @@ def test_an_answer_cut_off_counts_the_tokens_it_made(clock: FakeClock) -> None:
     assert values(metrics)["laneway_tokens_total kind=completion"] == 1
 
 
+def test_vectors_are_neither_a_first_token_nor_gaps_between_tokens(clock: FakeClock) -> None:
+    metrics = Metrics(clock)
+    meter = metrics.meter(REQUEST)
+    for index in range(3):
+        clock.advance(0.1)
+        usage = Usage(prompt_tokens=index + 1)
+        meter.observe(Chunk(usage=usage, index=index, vector=b"\0" * 4, finish_reason=FinishReason.STOP))
+    meter.end()
+
+    seen = values(metrics)
+
+    assert (seen.get("laneway_ttft_seconds_count lane=batch", 0), seen["laneway_itl_seconds_count lane=batch"]) == (
+        0,
+        0,
+    )
+    assert seen["laneway_tokens_total kind=prompt"] == 3
+
+
 def test_each_app_has_its_own_numbers() -> None:
     one, two = Metrics(), Metrics()
     one.finish("m", "chat", 200, 0.1)

@@ -10,6 +10,7 @@ import pytest
 from gateway.errors import InvalidBody
 from gateway.openai.chat import decode_chat
 from gateway.openai.completions import decode_completion
+from gateway.openai.embeddings import decode_embeddings
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -211,6 +212,45 @@ COMPLETION_FAULTS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"user": 5}, "user", "invalid_type"),
 ]
 
+EMBEDDINGS_FAULTS: list[tuple[dict[str, Any], str | None, str | None]] = [
+    ({"model": None}, None, None),
+    ({"model": 7}, "model", "invalid_type"),
+    ({"input": None}, "input", "missing_required_parameter"),
+    ({"input": None, "encoding_format": None, "messages": []}, "input", "missing_required_parameter"),
+    ({"input": []}, "input", "empty_array"),
+    ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
+    ({"input": [[1]] * 2049}, "input", "array_above_max_length"),
+    ({"input": [[]]}, "input[0]", "empty_array"),
+    ({"input": [[1], []]}, "input[1]", "empty_array"),
+    ({"input": [1, "a"]}, "input", "invalid_type"),
+    ({"input": ["a", 1]}, "input", "invalid_type"),
+    ({"input": ["a", None]}, "input", "invalid_type"),
+    ({"input": ["a", [1]]}, "input", "invalid_type"),
+    ({"input": [[1], ["a"]]}, "input", "invalid_type"),
+    ({"input": [1.5]}, "input", "invalid_type"),
+    ({"input": [True]}, "input", "invalid_type"),
+    ({"input": [-1]}, "input", "invalid_value"),
+    ({"input": [[2**31]]}, "input", "invalid_value"),
+    ({"input": [10**50]}, "input", "invalid_value"),
+    ({"input": {}}, "input", "invalid_type"),
+    ({"input": 5}, "input", "invalid_type"),
+    ({"encoding_format": "hex"}, "encoding_format", "invalid_value"),
+    ({"encoding_format": 5}, "encoding_format", "invalid_type"),
+    ({"dimensions": 0}, "dimensions", "integer_below_min_value"),
+    ({"dimensions": 1.5}, "dimensions", "invalid_type"),
+    ({"dimensions": True}, "dimensions", "invalid_type"),
+    ({"dimensions": 2**31}, "dimensions", "integer_above_max_value"),
+    ({"user": 5}, "user", "invalid_type"),
+    ({"priority": "high"}, "priority", "invalid_type"),
+    ({"add_special_tokens": 1}, "add_special_tokens", "invalid_type"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncation_side": "right"}, "truncation_side", "unsupported_parameter"),
+    ({"messages": [USER]}, "messages", "unsupported_parameter"),
+    ({"embed_dtype": "float16"}, "embed_dtype", "unsupported_parameter"),
+    ({"endianness": "big"}, "endianness", "invalid_value"),
+]
+
 
 def chat_body(change: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"model": "m", "messages": [USER], **change})
@@ -239,6 +279,17 @@ def test_a_wrong_completion_is_refused_with_openais_param_and_code(
         decode_completion(completion_body(change))
 
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(("change", "param", "code"), EMBEDDINGS_FAULTS, ids=lambda value: str(value)[:60])
+def test_wrong_embeddings_are_refused_with_openais_param_and_code(
+    change: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    with pytest.raises(InvalidBody) as caught:
+        decode_embeddings(msgspec.json.encode({"model": "m", "input": "abc", **change}))
+
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert len(caught.value.message) < 600
 
 
 ABOUT_STREAMS = {"stream", "stream_options", "prompt_logprobs"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
-POSTS = (CHAT, "/v1/completions", "/tokenize", "/detokenize")
+POSTS = (CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
 GETS = ("/v1/models", "/v1/models/scripted", "/metrics", "/health", "/ready", "/ping", "/version", "/", "/api/hello")
 
 

@@ -67,13 +67,15 @@ def translate_response_tools(fields: ResponseToolFields) -> ResponseTools:
     for number, tool in enumerate(fields.tools):
         kind = tool.get("type") or "function"
         path = f"tools[{number}]"
+        if not isinstance(kind, str):
+            raise faults.wrong_type(f"{path}.type", "a string", kind)
         if kind == "function":
             definitions.append(_function(tool, path))
         elif kind == "custom":
             definitions.append(_custom(tool, path))
             custom.add(tool["name"])
         else:
-            dropped.append(str(kind))
+            dropped.append(kind)
             continue
         shown.append(tool)
     chat = {

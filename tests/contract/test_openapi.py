@@ -16,6 +16,7 @@ from gateway.api.generating import ALLOW
 from gateway.app import create_app
 from gateway.config import Settings
 from gateway.lanes import DEFAULT_LANES
+from gateway.openai.response_shapes import InputTokens, Response, ResponseEvent
 from gateway.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion, ErrorEnvelope
 from gateway.openapi import OPERATIONS, openapi_document, openapi_yaml
 from gateway.store import StoreOptions
@@ -103,6 +104,25 @@ def test_chat_answers_are_as_described(app: Litestar, extra: dict[str, object]) 
     assert msgspec.json.decode(whole.content, type=ChatCompletion).choices
     for event in events[:-2]:
         msgspec.json.decode(event.removeprefix("data: "), type=ChatCompletionChunk)
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_logprobs": 1, "max_output_tokens": 1}, {"script": SCRIPT}])
+def test_responses_are_as_described(app: Litestar, extra: dict[str, object]) -> None:
+    asked = {"model": "scripted", "input": "a b"}
+    failing = {"tokens": ["a"], "fail": {"kind": "crash", "after_tokens": 1}}
+    with TestClient(app) as client:
+        whole = client.post("/v1/responses", json={**asked, **extra})
+        counted = client.post("/v1/responses/input_tokens", json=asked)
+        streams = [
+            client.post("/v1/responses", json={**asked, "stream": True, **more}).text
+            for more in (extra, {"script": failing})
+        ]
+
+    assert msgspec.json.decode(whole.content, type=Response).output
+    assert msgspec.json.decode(counted.content, type=InputTokens).input_tokens == 2
+    for event in "".join(streams).split("\n\n")[:-1]:
+        kind, data = event.split("\ndata: ")
+        assert msgspec.json.decode(data, type=ResponseEvent).type == kind.removeprefix("event: ")
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}])

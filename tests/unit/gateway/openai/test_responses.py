@@ -252,6 +252,7 @@ def test_a_choice_is_that_of_a_chat() -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tools": [WEB, {**TOOL, "name": "has space"}]}, "tools[1].name", "invalid_value"),
         ({"tools": [{**TOOL, "parameters": "x"}]}, "tools[0].parameters", "invalid_type"),
+        ({"tools": [{"type": {"name": "x"}}]}, "tools[0].type", "invalid_type"),
         ({"tools": ["x"]}, "tools[0]", "invalid_type"),
         ({"tools": [{"type": "custom"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tool_choice": "required"}, "tool_choice", None),

@@ -26,6 +26,7 @@ from gateway.api.exchange import stamp
 from gateway.api.generating import Generating
 from gateway.api.health import metrics_route, open_routes
 from gateway.api.models import model_routes
+from gateway.api.responses import RESPONSES, stored_response_route
 from gateway.api.tokens import token_routes
 from gateway.books import Books
 from gateway.config import Settings, tiktoken_cache_dir
@@ -140,9 +141,10 @@ class Front:
         gate = Gate(self.keys)
         generating = [
             Generating(dialect, gate, self.dispatcher, self.replays, limit).handler()
-            for dialect in (CHAT, COMPLETIONS, EMBEDDINGS)
+            for dialect in (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
         ]
-        guarded = [*model_routes(self.routing), *token_routes(self.routing, limit), metrics_route(self.metrics)]
+        tokens = token_routes(self.routing, limit)
+        guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),

@@ -24,6 +24,9 @@ from gateway.openai.completions import CompletionFields
 from gateway.openai.embeddings import EmbeddingList, EmbeddingsBody
 from gateway.openai.formats import FormatFields
 from gateway.openai.models import ModelList, ModelObject
+from gateway.openai.response_shapes import InputTokens, Response, ResponseEvent
+from gateway.openai.response_tools import ResponseToolFields
+from gateway.openai.responses import ResponseFields
 from gateway.openai.sampling import SamplingFields
 from gateway.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion, ErrorEnvelope
 from gateway.openai.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
@@ -127,6 +130,24 @@ OPERATIONS = (
         body="EmbeddingsBody",
         answer=EmbeddingList,
         generates=True,
+    ),
+    Operation(
+        path="/v1/responses",
+        method="post",
+        name="createResponse",
+        summary="Answer a list of items, streamed or whole. Nothing is stored.",
+        body="ResponseRequest",
+        answer=Response,
+        events=ResponseEvent,
+        generates=True,
+    ),
+    Operation(
+        path="/v1/responses/input_tokens",
+        method="post",
+        name="countInputTokens",
+        summary="How many tokens the input of a response has.",
+        body="ResponseFields",
+        answer=InputTokens,
     ),
     Operation(path="/v1/models", method="get", name="listModels", summary="The models served.", answer=ModelList),
     Operation(
@@ -283,8 +304,9 @@ def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
     groups = {
         "ChatCompletionRequest": (ChatFields, *shared, ToolFields),
         "CompletionRequest": (CompletionFields, *shared),
+        "ResponseRequest": (ResponseFields, SamplingFields, IgnoredFields, ResponseToolFields),
     }
-    bodies: list[type[Struct]] = [*groups["ChatCompletionRequest"], CompletionFields]
+    bodies: list[type[Struct]] = [*dict.fromkeys(part for parts in groups.values() for part in parts)]
     bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody]
     bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]

@@ -40,7 +40,8 @@ class Exchange:
         self.request_id = new_id(time.time())
         self.started_at = time.monotonic()
         self.status: int | None = None
-        self.is_generating = self.is_stream = False
+        self.is_generating = False
+        self.fail_stream: Callable[[bytes], bytes] | None = None  # a stream's last events, from an error envelope
         self.key: VirtualKey | None = None
         self.more_headers: Callable[[], Headers] | None = None  # of the reply, asked for when its head goes out
         self.model: str | None = None

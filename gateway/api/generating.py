@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -19,9 +20,9 @@ from litestar.types import Message, Receive, Scope, Send
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.errors import DeadlineExceeded, Unavailable
+from backends.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from backends.types import GenerateRequest, Route
-from gateway import idempotency
+from gateway import idempotency, log
 from gateway.api.auth import Gate
 from gateway.api.body import ClientLeft, off_loop_if_long, read_body
 from gateway.api.errors import JSON, Reply, method_refused, reply_to
@@ -33,7 +34,9 @@ from gateway.errors import InvalidBody
 from gateway.idempotency import Idempotency, Kept, Name, Recording
 from gateway.openai import rate_limits
 from gateway.openai.caller import Caller
-from gateway.openai.sse import Folder, StreamEncoder, error_event
+from gateway.openai.sse import Folder, StreamEncoder
+
+logger = logging.getLogger(f"{log.ROOT}.front")
 
 ALLOW = "OPTIONS, POST"
 TIMEOUT_HEADER = "X-Request-Timeout"
@@ -42,6 +45,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 LONGEST_TIMEOUT_S = 7 * 24 * 3600.0
 CLIENT_LEFT = 499
 DEADLINE = 504
+MOST_KINDS, MAX_KIND_CHARS = 16, 40  # of what a request asks for in vain, in the log
 SLOW_READER_S = 1.0  # after its deadline a client that does not read is left
 
 
@@ -54,6 +58,9 @@ class WireRequest(Protocol):
     @property
     def lane_wish(self) -> str | None: ...
 
+    @property
+    def left_out(self) -> tuple[str, ...]: ...
+
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
     def encoder(self, request_id: str, created: int) -> StreamEncoder | None: ...  # None: it is never streamed
@@ -61,13 +68,22 @@ class WireRequest(Protocol):
     def folder(self, request_id: str, created: int) -> Folder: ...
 
 
+def as_it_is(error: InvalidRequest) -> InvalidRequest:
+    """For routes whose fields have the names that backends use."""
+    return error
+
+
 class Dialect(Struct, frozen=True):
-    """What differs between generating routes. `prompt_field` is at fault when a prompt is too long."""
+    """What differs between generating routes. `prompt_field` is at fault when a prompt is too long.
+
+    `retell` puts what a backend says of a field into the words of this route.
+    """
 
     route: Route
     path: str
     decode: Callable[[bytes], WireRequest]
     prompt_field: str
+    retell: Callable[[InvalidRequest], InvalidRequest] = as_it_is
 
 
 class Task(Struct, frozen=True):
@@ -135,6 +151,11 @@ class Generating:
         )
         request = wire.to_generate(self._dispatcher.caller(key, ask))
         exchange.model, exchange.lane = request.model[:200], request.lane
+        if wire.left_out:
+            kinds = ", ".join(kind[:MAX_KIND_CHARS] for kind in wire.left_out[:MOST_KINDS])
+            logger.info(
+                "left out of a request, being unknown here: %s", kinds, extra=log.fields(id=exchange.request_id)
+            )
         named = exchange.text_header(idempotency.HEADER.lower().encode())
         name = None if named is None else Name.of(key.id, named, self._dialect.route, body)
         return Task(exchange, wire, Order(key=key, request=request, shown_id=exchange.chosen_id), name)
@@ -184,7 +205,7 @@ class Generating:
     async def _stream(self, task: Task, encoder: StreamEncoder, send: Send, recording: Recording | None) -> int:
         """Answer event by event; the status of how it ended, which the client sees only if nothing was sent before."""
         exchange = task.exchange
-        exchange.is_stream = True
+        exchange.fail_stream = encoder.fail
         events = EventStream(send, encoder.encode, encoder.finish)
         limit = asyncio.timeout(self._patience_s(task.order.request))
         try:
@@ -234,12 +255,14 @@ class Generating:
 
     async def _fail(self, error: Exception, exchange: Exchange, send: Send, recording: Recording | None = None) -> int:
         """Tell `error`: as a reply, or as the last event of a stream whose head is out. Returns its status."""
+        if isinstance(error, InvalidRequest):
+            error = self._dialect.retell(error)
         reply = reply_to(error, exchange, self._dialect.prompt_field)
         head = exchange.status if recording is None else recording.status  # `stamp` notes it when a head goes out
         if head is None:
             await send_reply(send, reply)
-        elif exchange.is_stream:
-            await send({"type": "http.response.body", "body": error_event(reply.body), "more_body": False})
+        elif exchange.fail_stream is not None:
+            await send({"type": "http.response.body", "body": exchange.fail_stream(reply.body), "more_body": False})
         return reply.status
 
     def _record(self, exchange: Exchange, status: int) -> None:

@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize, for backends that can."""
+"""POST /tokenize, /detokenize and /v1/responses/input_tokens, for backends that can."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 
 from backends.base import Tokenizing
-from backends.errors import ModelNotFound
+from backends.errors import InvalidRequest, ModelNotFound
 from gateway.api.body import off_loop_if_long, read_body
 from gateway.api.exchange import Exchange
+from gateway.openai.responses import decode_input_tokens, in_words_of_responses, input_tokens_body
 from gateway.openai.tokens import decode_detokenize, decode_tokenize, detokenize_body, tokenize_body
 from gateway.routing import Routing
 
@@ -36,7 +37,17 @@ def token_routes(routing: Routing, max_body_bytes: int) -> list[HTTPRouteHandler
         model, backend = _tokenizer(routing, asked.model or "", request)
         return Response(detokenize_body(await backend.detokenize(model, asked.tokens)), media_type=JSON)
 
-    return [tokenize, detokenize]
+    @post("/v1/responses/input_tokens", status_code=200)
+    async def input_tokens(request: Request[object, object, State]) -> Response[bytes]:
+        asked = await off_loop_if_long(decode_input_tokens, await body_of(request))
+        model, backend = _tokenizer(routing, asked.model, request)
+        try:
+            num_tokens = await backend.count(msgspec.structs.replace(asked, model=model))
+        except InvalidRequest as error:
+            raise in_words_of_responses(error) from None
+        return Response(input_tokens_body(num_tokens), media_type=JSON)
+
+    return [tokenize, detokenize, input_tokens]
 
 
 def _tokenizer(routing: Routing, asked: str, request: Request[object, object, State]) -> tuple[str, Tokenizing]:

@@ -68,6 +68,11 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
         """The lane that the body asks for, None for the key's own."""
         return self.sampling.lane_wish
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Nothing: what is not known here has no effect, or is refused."""
+        return ()
+
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
         return GenerateRequest(

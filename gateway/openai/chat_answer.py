@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from backends.types import Chunk, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from gateway.openai.answer import Events, Reply, usage_object
+from gateway.openai.sse import error_event
 from gateway.openai.text import clean, finite, to_json
 
 
@@ -127,6 +128,10 @@ class ChatStream:
     def finish(self) -> bytes:
         """The usage, where it was asked for, and the end mark."""
         return self._events.finish()
+
+    def fail(self, envelope: bytes) -> bytes:
+        """The error and the end mark."""
+        return error_event(envelope)
 
     def _begin(self, index: int, piece: Piece) -> list[bytes]:
         self._has_begun = True

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from backends.types import Chunk, FinishReason, TokenLogprob, Usage
 from gateway.openai.answer import Events, Reply, usage_object
+from gateway.openai.sse import error_event
 from gateway.openai.text import clean, finite, to_json
 
 
@@ -111,6 +112,10 @@ class CompletionStream:
     def finish(self) -> bytes:
         """The usage, where it was asked for, and the end mark."""
         return self._events.finish()
+
+    def fail(self, envelope: bytes) -> bytes:
+        """The error and the end mark."""
+        return error_event(envelope)
 
     def _event(
         self,

@@ -56,15 +56,15 @@ def decode_request(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return whole, present
 
 
-def read(values: Mapping[str, Any], kind: type[T]) -> T:
-    """`values` as a `kind`. Unknown members are passed over, null is the same as absent.
+def read(values: Mapping[str, Any], kind: type[T], path: str = "") -> T:
+    """`values` as a `kind`. Unknown members are passed over, null is the same as absent. `path` is where they stand.
 
     Raises `InvalidBody` with the path of the first fault: required members first, then in the order of the Struct.
     """
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError:
-        value: T = _struct_reader(kind)(values, "")
+        value: T = _struct_reader(kind)(values, path)
         return value
 
 

@@ -68,6 +68,11 @@ class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
         """The lane that the body asks for, None for the key's own."""
         return lane_of_priority(self.fields.priority)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Nothing of it."""
+        return ()
+
     def to_generate(self, caller: Caller) -> EmbedRequest:
         """The request as backends read it."""
         return EmbedRequest(

@@ -1,4 +1,4 @@
-"""The fields that chat and completions share: how to sample, when to stop, how to stream."""
+"""The fields that all routes share which generate: how to sample, when to stop, how to stream."""
 
 from __future__ import annotations
 

@@ -20,6 +20,10 @@ class StreamEncoder(Protocol):
         """The last events: the usage, where it was asked for, and the end mark."""
         ...
 
+    def fail(self, envelope: bytes) -> bytes:
+        """The last events of a stream that fails after its status went out; `envelope` tells the error."""
+        ...
+
 
 class Folder(Protocol):
     """Chunks → one JSON answer, equal to what the stream would have added up to."""
@@ -34,5 +38,5 @@ class Folder(Protocol):
 
 
 def error_event(envelope: bytes) -> bytes:
-    """A failure after the status went out: the error envelope as an event, then the end mark, never a finish reason."""
+    """How streams of choices fail: the error envelope as an event, then the end mark, never a finish reason."""
     return b"data: " + envelope + b"\n\n" + DONE

@@ -1,8 +1,8 @@
 """Fields that are known and do not reach the backend's own fields: ignored on purpose, or refused.
 
-With the field groups that `chat.py` and `completions.py` read, which are obeyed, these two tables are every field that
-OpenAI or vLLM documents. What is in neither is kept in `extra`. All of them stay in `body`, for a backend that passes
-requests on.
+With the field groups that `chat.py`, `completions.py` and `responses.py` read, which are obeyed, these two tables are
+every field that OpenAI or vLLM documents. What is in neither is kept in `extra`. All of them stay in `body`, for a
+backend that passes requests on.
 """
 
 from __future__ import annotations

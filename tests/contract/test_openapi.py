@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.config import Settings
 from gateway.lanes import DEFAULT_LANES
 from gateway.openai.embeddings import EmbeddingList
+from gateway.openai.response_shapes import InputTokens, Response, ResponseEvent
 from gateway.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion, ErrorEnvelope
 from gateway.openapi import OPERATIONS, openapi_document, openapi_yaml
 from gateway.store import StoreOptions
@@ -81,7 +82,8 @@ def test_the_operations_of_the_admin_api_name_their_fields_and_the_roles_that_ma
 
 
 def test_the_document_covers_the_routes_and_no_others(app: Litestar) -> None:
-    hidden = {"/", "/api/hello"}
+    gone = "/v1/responses/{response_id}"  # what never is there is no operation
+    hidden = {"/", "/api/hello", gone, f"{gone}/cancel", f"{gone}/input_items"}
 
     served = set()
     for route in app.routes:
@@ -113,6 +115,25 @@ def test_embeddings_are_as_described(app: Litestar, encoding: str) -> None:
         )
 
     assert [item.index for item in msgspec.json.decode(reply.content, type=EmbeddingList).data] == [0, 1]
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_logprobs": 1, "max_output_tokens": 1}, {"script": SCRIPT}])
+def test_responses_are_as_described(app: Litestar, extra: dict[str, object]) -> None:
+    asked = {"model": "scripted", "input": "a b"}
+    failing = {"tokens": ["a"], "fail": {"kind": "crash", "after_tokens": 1}}
+    with TestClient(app) as client:
+        whole = client.post("/v1/responses", json={**asked, **extra})
+        counted = client.post("/v1/responses/input_tokens", json=asked)
+        streams = [
+            client.post("/v1/responses", json={**asked, "stream": True, **more}).text
+            for more in (extra, {"script": failing})
+        ]
+
+    assert msgspec.json.decode(whole.content, type=Response).output
+    assert msgspec.json.decode(counted.content, type=InputTokens).input_tokens == 2
+    for event in "".join(streams).split("\n\n")[:-1]:
+        kind, data = event.split("\ndata: ")
+        assert msgspec.json.decode(data, type=ResponseEvent).type == kind.removeprefix("event: ")
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}])

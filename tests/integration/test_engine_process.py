@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.integration.served import IN_TIME_S, Serve, Served, alive, eventually
 from tests.integration.tiny_served import (
@@ -51,6 +52,25 @@ def client(served: Served) -> Iterator[OpenAI]:
     """An unchanged OpenAI SDK."""
     with OpenAI(base_url=f"{served.address}/v1", api_key="any", max_retries=0, timeout=IN_TIME_S) as client:
         yield client
+
+
+def test_a_response_says_what_a_chat_does_and_names_its_own_fields(client: OpenAI) -> None:
+    ask: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 12, "temperature": 0}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=12, temperature=0
+    )
+
+    whole = client.responses.create(**ask)
+    last = list(client.responses.create(**ask, stream=True))[-1]
+    counted = client.responses.input_tokens.count(model=MODEL, input="hello")
+    with pytest.raises(BadRequestError) as too_long:
+        client.responses.create(**ask | {"input": "hello " * 20_000})
+
+    assert last.response.output_text == whole.output_text == chat.choices[0].message.content
+    assert chat.usage is not None and whole.usage is not None
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, 12)
+    assert counted.input_tokens == whole.usage.input_tokens
+    assert (too_long.value.param, too_long.value.code) == ("input", "context_length_exceeded")
 
 
 def test_a_chat_streams_what_it_answers_in_one_piece(client: OpenAI) -> None:

@@ -25,6 +25,14 @@ def test_the_asynchronous_chats_all_answer(serve: Serve) -> None:
     assert printed.count("What is the capital of France?") == 2
 
 
+def test_the_responses_print_their_answers_and_pass_the_history_on(serve: Serve) -> None:
+    printed = run_example("responses.py", "one two three", address=serve().address)
+
+    first, second = re.findall(r"^\[(\d+) input tokens, \d+ output tokens\]$", printed, re.MULTILINE)
+    assert printed.startswith("one two three\n[3 input tokens, ")
+    assert int(second) > 2 * int(first)
+
+
 def test_the_completion_prints_prompt_and_continuation(serve: Serve) -> None:
     printed = run_example("completion.py", "once more", address=serve().address)
 

@@ -137,7 +137,8 @@ def test_the_sdk_raises_its_own_classes(front: Front) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"1", b'"x"', b"{", b"\xff", b"[" * 100_000])
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+    "path",
+    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"],
 )
 def test_a_body_that_is_no_object_is_a_bad_request(front: Front, path: str, body: bytes) -> None:
     with front.client() as client:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
-POSTS = (CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+POSTS = (CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize")
 GETS = ("/v1/models", "/v1/models/scripted", "/metrics", "/health", "/ready", "/ping", "/version", "/", "/api/hello")
 
 
@@ -123,7 +123,11 @@ def test_tokenizing_without_a_model_needs_a_single_backend(serve: Serve) -> None
 def test_tokens_are_refused_for_a_model_that_the_key_may_not_use_as_for_none(serve: Serve) -> None:
     key = StaticKey(key="sk-other-models-1", models=("other",))
     front = serve(auth=AuthOptions(key=(key,)))
-    bodies: dict[str, dict[str, object]] = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}
+    bodies: dict[str, dict[str, object]] = {
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [1]},
+        "/v1/responses/input_tokens": {"input": "x"},
+    }
 
     with front.client(headers={"Authorization": "Bearer sk-other-models-1"}) as client:
         for path, body in bodies.items():
@@ -148,7 +152,8 @@ def test_keys_guard_everything_but_the_probes(serve: Serve) -> None:
 
     with front.client() as client:
         closed = {path: client.get(path).status_code for path in ("/v1/models", "/v1/models/scripted", "/metrics")}
-        closed |= {path: client.post(path, json=BODY).status_code for path in POSTS}
+        more = ("/v1/responses/input_tokens", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel")
+        closed |= {path: client.post(path, json=BODY).status_code for path in (*POSTS, *more)}
         opened = [client.get(path).status_code for path in ("/health", "/ready", "/ping", "/version")]
         opened += [client.head("/").status_code, client.options(CHAT).status_code]
         wrong = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-wrong-wrong-wrong"})

@@ -32,11 +32,14 @@ GENERATING: dict[str, dict[str, Any]] = {
     CHAT: chat(max_tokens=2, script=says(2)),
     "/v1/completions": {"model": "scripted", "prompt": "x", "max_tokens": 2, "script": says(2)},
     "/v1/embeddings": {"model": "scripted", "input": "x"},
+    "/v1/responses": {"model": "scripted", "input": "x", "max_output_tokens": 2, "script": says(2)},
 }
 GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/ping": {},
     "/tokenize": {"prompt": "a b"},
     "/detokenize": {"tokens": [1]},
+    "/v1/responses/input_tokens": {"input": "a b"},
+    **{f"/v1/responses/{{response_id:str}}{what}": {} for what in ("", "/cancel", "/input_items")},
 }
 
 

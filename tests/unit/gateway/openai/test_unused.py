@@ -6,6 +6,8 @@ from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
 from gateway.openai.decoding import names_of
 from gateway.openai.formats import FormatFields
+from gateway.openai.response_tools import ResponseToolFields
+from gateway.openai.responses import ResponseFields
 from gateway.openai.sampling import SamplingFields
 from gateway.openai.template import TemplateFields
 from gateway.openai.tools import ToolFields
@@ -28,10 +30,17 @@ CHAT = """
     include_reasoning
 """
 COMPLETION = "prompt best_of suffix prompt_embeds"
+RESPONSE = """
+    model input instructions tools tool_choice parallel_tool_calls reasoning text store stream stream_options include
+    prompt_cache_key prompt_cache_retention prompt_cache_options max_output_tokens max_tool_calls temperature top_p
+    top_logprobs metadata truncation client_metadata service_tier user safety_identifier previous_response_id background
+    conversation prompt context_management moderation
+"""
 
 OBEYED = (
     names_of(ChatFields, SamplingFields, FormatFields, TemplateFields, ToolFields),
     names_of(CompletionFields, SamplingFields, FormatFields),
+    names_of(ResponseFields, SamplingFields, FormatFields, ResponseToolFields),
 )
 
 
@@ -41,6 +50,10 @@ def test_every_documented_field_of_a_chat_is_known() -> None:
 
 def test_every_documented_field_of_a_completion_is_known() -> None:
     assert not set((SHARED + COMPLETION).split()) - (OBEYED[1] | UNUSED)
+
+
+def test_every_documented_field_of_a_response_is_known() -> None:
+    assert not set(RESPONSE.split()) - (OBEYED[2] | UNUSED)
 
 
 def test_no_field_has_two_fates() -> None:

@@ -18,8 +18,8 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
-from gateway.api.chat import CHAT
-from gateway.api.completions import COMPLETIONS
+from gateway.api.chat import chat_dialect
+from gateway.api.completions import completion_dialect
 from gateway.api.errors import answer_exception
 from gateway.api.exchange import stamp
 from gateway.api.generating import Generating
@@ -138,7 +138,8 @@ class Front:
         limit = self.settings.server.max_body_bytes
         gate = Gate(self.keys)
         generating = [
-            Generating(dialect, gate, self.dispatcher, self.replays, limit).handler() for dialect in (CHAT, COMPLETIONS)
+            Generating(dialect(self.settings.wire), gate, self.dispatcher, self.replays, limit).handler()
+            for dialect in (chat_dialect, completion_dialect)
         ]
         guarded = [*model_routes(self.routing), *token_routes(self.routing, limit), metrics_route(self.metrics)]
         return [

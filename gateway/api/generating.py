@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from typing import Protocol
 
@@ -21,7 +23,7 @@ from msgspec.structs import replace
 
 from backends.errors import DeadlineExceeded, Unavailable
 from backends.types import GenerateRequest, Route
-from gateway import idempotency
+from gateway import idempotency, log
 from gateway.api.auth import Gate
 from gateway.api.body import ClientLeft, off_loop_if_long, read_body
 from gateway.api.errors import JSON, Reply, method_refused, reply_to
@@ -34,6 +36,9 @@ from gateway.idempotency import Idempotency, Kept, Name, Recording
 from gateway.openai import rate_limits
 from gateway.openai.caller import Caller
 from gateway.openai.sse import Folder, StreamEncoder, error_event
+from gateway.openai.wire import WireOptions
+
+logger = logging.getLogger(f"{log.ROOT}.front")
 
 ALLOW = "OPTIONS, POST"
 TIMEOUT_HEADER = "X-Request-Timeout"
@@ -42,6 +47,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 LONGEST_TIMEOUT_S = 7 * 24 * 3600.0
 CLIENT_LEFT = 499
 DEADLINE = 504
+SHOWN_NAMES, SHOWN_NAME_CHARS = 5, 40  # of unknown fields, in a log line
 SLOW_READER_S = 1.0  # after its deadline a client that does not read is left
 
 
@@ -54,6 +60,8 @@ class WireRequest(Protocol):
     @property
     def lane_wish(self) -> str | None: ...
 
+    def check_window(self, window: int | None) -> None: ...
+
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
     def encoder(self, request_id: str, created: int) -> StreamEncoder: ...
@@ -62,12 +70,16 @@ class WireRequest(Protocol):
 
 
 class Dialect(Struct, frozen=True):
-    """What differs between generating routes. `prompt_field` is at fault when a prompt is too long."""
+    """What differs between generating routes. `prompt_field` is at fault when a prompt is too long.
+
+    `decode` is as strict as `options` say.
+    """
 
     route: Route
     path: str
     decode: Callable[[bytes], WireRequest]
     prompt_field: str
+    options: WireOptions
 
 
 class Task(Struct, frozen=True):
@@ -135,9 +147,20 @@ class Generating:
         )
         request = wire.to_generate(self._dispatcher.caller(key, ask))
         exchange.model, exchange.lane = request.model[:200], request.lane
+        self._note_unknown(exchange, request.extra)
         named = exchange.text_header(idempotency.HEADER.lower().encode())
         name = None if named is None else Name.of(key.id, named, self._dialect.route, body)
         return Task(exchange, wire, Order(key=key, request=request, shown_id=exchange.chosen_id), name)
+
+    def _note_unknown(self, exchange: Exchange, fields: Collection[str]) -> None:
+        """Count the fields that nothing here knows; their names, a few and cut short, are only logged."""
+        if not fields:
+            return
+        self._dispatcher.metrics.unknown_fields.inc(len(fields))
+        if self._dialect.options.unknown_fields == "warn":
+            names = ", ".join(repr(name[:SHOWN_NAME_CHARS]) for name in itertools.islice(fields, SHOWN_NAMES))
+            told = log.fields(id=exchange.request_id, request_id=exchange.shown_id)
+            logger.warning("%d unknown fields in a request: %s", len(fields), names, extra=told)
 
     async def _respond(self, task: Task, send: Send, recording: Recording | None = None) -> int:
         """Do the work and send the answer; the status of how it ended."""
@@ -220,6 +243,8 @@ class Generating:
         if recording is not None:
             order = replace(order, answer=lambda: recording.answer(last(), content_type, int(time.time() * 1000)))
         job = self._dispatcher.job(order)
+        if self._dialect.options.strict:
+            task.wire.check_window(self._dispatcher.routing.card(order.request.model).max_model_len)
         task.exchange.more_headers = lambda: job_headers(job)
         return job
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from backends.types import GenerateRequest, SamplingParams
-from gateway.openai import faults
+from gateway.openai import faults, strict
 from gateway.openai.answer import Reply
 from gateway.openai.caller import Caller
 from gateway.openai.completion_answer import CompletionAnswer, CompletionFolder, CompletionStream
@@ -15,7 +15,9 @@ from gateway.openai.decoding import decode_request, names_of, read
 from gateway.openai.formats import FormatFields, response_format, structured_outputs
 from gateway.openai.prompts import Prompt, read_prompts
 from gateway.openai.sampling import CountOrZero, SamplingFields, check_sampling, sampling_params
-from gateway.openai.unused import UNUSED, check_unused
+from gateway.openai.unknown import refuse_unknown
+from gateway.openai.unused import UNUSED_GROUPS, check_unused
+from gateway.openai.wire import LENIENT, WireOptions
 
 
 class CompletionFields(Struct, frozen=True, kw_only=True):
@@ -30,7 +32,8 @@ class CompletionFields(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
 
 
-_KNOWN = names_of(CompletionFields, SamplingFields, FormatFields) | UNUSED
+_GROUPS = (CompletionFields, SamplingFields, FormatFields, *UNUSED_GROUPS)
+_KNOWN = names_of(*_GROUPS)
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -59,6 +62,11 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     def lane_wish(self) -> str | None:
         """The lane that the body asks for, None for the key's own."""
         return self.sampling.lane_wish
+
+    def check_window(self, window: int | None) -> None:
+        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
+        if self.body.get("max_tokens") is not None:
+            strict.check_window("max_tokens", self.fields.max_tokens, window)
 
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
@@ -97,13 +105,17 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
         )
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
+def decode_completion(body: bytes, options: WireOptions = LENIENT) -> CompletionRequest:
     """The completion in `body`, checked whole. Raises `InvalidBody` for the first fault."""
     whole, present = decode_request(body)
+    if options.refuses_unknown:
+        refuse_unknown(whole, _GROUPS)
     fields = read(present, CompletionFields)
     prompts = read_prompts(fields.prompt)
     sampling = read(present, SamplingFields)
     formats = read(present, FormatFields)
+    if options.strict:
+        strict.check_shared(sampling, formats)
     check_unused(present)
     check_sampling(sampling, fields.max_tokens)
     _check_completion(fields)

@@ -18,15 +18,15 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
-from gateway.api.chat import CHAT
-from gateway.api.completions import COMPLETIONS
-from gateway.api.embeddings import EMBEDDINGS
+from gateway.api.chat import chat_dialect
+from gateway.api.completions import completion_dialect
+from gateway.api.embeddings import embeddings_dialect
 from gateway.api.errors import answer_exception
 from gateway.api.exchange import stamp
 from gateway.api.generating import Generating
 from gateway.api.health import metrics_route, open_routes
 from gateway.api.models import model_routes
-from gateway.api.responses import RESPONSES, stored_response_route
+from gateway.api.responses import responses_dialect, stored_response_route
 from gateway.api.tokens import token_routes
 from gateway.books import Books
 from gateway.config import Settings, tiktoken_cache_dir
@@ -140,8 +140,8 @@ class Front:
         limit = self.settings.server.max_body_bytes
         gate = Gate(self.keys)
         generating = [
-            Generating(dialect, gate, self.dispatcher, self.replays, limit).handler()
-            for dialect in (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
+            Generating(dialect(self.settings.wire), gate, self.dispatcher, self.replays, limit).handler()
+            for dialect in (chat_dialect, completion_dialect, responses_dialect, embeddings_dialect)
         ]
         tokens = token_routes(self.routing, limit)
         guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]

@@ -22,6 +22,7 @@ from backends.errors import ConfigError
 from backends.options import convert
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
+from gateway.openai.wire import WireOptions
 from gateway.store import StoreOptions
 from gateway.tenants import AuthOptions, KeyRing
 
@@ -29,7 +30,7 @@ BUILT_IN_MODEL = "smollm2-135m-instruct"
 LOCAL = "local"
 SQLITE = "sqlite:///"
 PREFIX = "LANEWAY_"
-TABLES = ("server", "auth", "store", "limits", "lanes", "backends")
+TABLES = ("server", "auth", "store", "limits", "wire", "lanes", "backends")
 TEXT_LISTS = (("auth", "keys"), ("server", "cors_origins"))
 
 Table: TypeAlias = dict[str, object]
@@ -72,6 +73,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     auth: AuthOptions = AuthOptions()
     store: StoreOptions = StoreOptions()
     limits: LimitOptions = LimitOptions()
+    wire: WireOptions = WireOptions()
     lanes: dict[str, LaneOptions]
     backends: dict[str, dict[str, object]]
 
@@ -100,6 +102,7 @@ def load_settings(
         auth=convert(_table(tables, "auth"), AuthOptions, "auth"),
         store=_beside(convert(_table(tables, "store"), StoreOptions, "store"), file),
         limits=convert(_table(tables, "limits"), LimitOptions, "limits"),
+        wire=convert(_table(tables, "wire"), WireOptions, "wire"),
         lanes=_lanes(_table(tables, "lanes")),
         backends=_backends(_table(tables, "backends"), model),
     )

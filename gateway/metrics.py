@@ -48,7 +48,9 @@ class Metrics:
         self.tokens = Counter(
             "laneway_tokens", "Tokens, also of answers that were cut off.", ("kind",), registry=self.registry
         )
-
+        self.unknown_fields = Counter(
+            "laneway_unknown_fields", "Fields of request bodies that nothing here knows.", registry=self.registry
+        )
         self.lag = self._histogram(
             "laneway_loop_lag_seconds", "How late the event loop is at its own timers.", (), LAG_BUCKETS
         )

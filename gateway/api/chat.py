@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from gateway.api.generating import Dialect
 from gateway.openai.chat import decode_chat
+from gateway.openai.wire import WireOptions
 
-CHAT = Dialect("chat", "/v1/chat/completions", decode_chat, "messages")
+
+def chat_dialect(options: WireOptions) -> Dialect:
+    """The dialect of chats, as strict as `options` say."""
+    decode = functools.partial(decode_chat, options=options)
+    return Dialect("chat", "/v1/chat/completions", decode, "messages", options)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from gateway.api.generating import Dialect
 from gateway.openai.completions import decode_completion
+from gateway.openai.wire import WireOptions
 
-COMPLETIONS = Dialect("completions", "/v1/completions", decode_completion, "prompt")
+
+def completion_dialect(options: WireOptions) -> Dialect:
+    """The dialect of completions, as strict as `options` say."""
+    decode = functools.partial(decode_completion, options=options)
+    return Dialect("completions", "/v1/completions", decode, "prompt", options)

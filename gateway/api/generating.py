@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from typing import Protocol
 
@@ -35,6 +36,7 @@ from gateway.idempotency import Idempotency, Kept, Name, Recording
 from gateway.openai import rate_limits
 from gateway.openai.caller import Caller
 from gateway.openai.sse import Folder, StreamEncoder
+from gateway.openai.wire import WireOptions
 
 logger = logging.getLogger(f"{log.ROOT}.front")
 
@@ -46,6 +48,7 @@ LONGEST_TIMEOUT_S = 7 * 24 * 3600.0
 CLIENT_LEFT = 499
 DEADLINE = 504
 MOST_KINDS, MAX_KIND_CHARS = 16, 40  # of what a request asks for in vain, in the log
+SHOWN_NAMES, SHOWN_NAME_CHARS = 5, 40  # of unknown fields, in a log line
 SLOW_READER_S = 1.0  # after its deadline a client that does not read is left
 
 
@@ -60,6 +63,8 @@ class WireRequest(Protocol):
 
     @property
     def left_out(self) -> tuple[str, ...]: ...
+
+    def check_window(self, window: int | None) -> None: ...
 
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
@@ -76,13 +81,14 @@ def as_it_is(error: InvalidRequest) -> InvalidRequest:
 class Dialect(Struct, frozen=True):
     """What differs between generating routes. `prompt_field` is at fault when a prompt is too long.
 
-    `retell` puts what a backend says of a field into the words of this route.
+    `decode` is as strict as `options` say. `retell` puts what a backend says of a field into the words of this route.
     """
 
     route: Route
     path: str
     decode: Callable[[bytes], WireRequest]
     prompt_field: str
+    options: WireOptions
     retell: Callable[[InvalidRequest], InvalidRequest] = as_it_is
 
 
@@ -156,9 +162,20 @@ class Generating:
             logger.info(
                 "left out of a request, being unknown here: %s", kinds, extra=log.fields(id=exchange.request_id)
             )
+        self._note_unknown(exchange, request.extra)
         named = exchange.text_header(idempotency.HEADER.lower().encode())
         name = None if named is None else Name.of(key.id, named, self._dialect.route, body)
         return Task(exchange, wire, Order(key=key, request=request, shown_id=exchange.chosen_id), name)
+
+    def _note_unknown(self, exchange: Exchange, fields: Collection[str]) -> None:
+        """Count the fields that nothing here knows; their names, a few and cut short, are only logged."""
+        if not fields:
+            return
+        self._dispatcher.metrics.unknown_fields.inc(len(fields))
+        if self._dialect.options.unknown_fields == "warn":
+            names = ", ".join(repr(name[:SHOWN_NAME_CHARS]) for name in itertools.islice(fields, SHOWN_NAMES))
+            told = log.fields(id=exchange.request_id, request_id=exchange.shown_id)
+            logger.warning("%d unknown fields in a request: %s", len(fields), names, extra=told)
 
     async def _respond(self, task: Task, send: Send, recording: Recording | None = None) -> int:
         """Do the work and send the answer; the status of how it ended."""
@@ -244,6 +261,8 @@ class Generating:
         if recording is not None:
             order = replace(order, answer=lambda: recording.answer(last(), content_type, int(time.time() * 1000)))
         job = self._dispatcher.job(order)
+        if self._dialect.options.strict:
+            task.wire.check_window(self._dispatcher.routing.card(order.request.model).max_model_len)
         task.exchange.more_headers = lambda: job_headers(job)
         return job
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from litestar import HttpMethod, Request, Response, route
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
@@ -9,9 +11,15 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.api.generating import Dialect
 from gateway.errors import ResponseNotFound
 from gateway.openai.responses import decode_response, in_words_of_responses
+from gateway.openai.wire import WireOptions
 
 PATH = "/v1/responses"
-RESPONSES = Dialect("responses", PATH, decode_response, "input", in_words_of_responses)
+
+
+def responses_dialect(options: WireOptions) -> Dialect:
+    """The dialect of responses, as strict as `options` say."""
+    decode = functools.partial(decode_response, options=options)
+    return Dialect("responses", PATH, decode, "input", options, in_words_of_responses)
 
 
 def stored_response_route() -> HTTPRouteHandler:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from backends.types import ChatTemplate, GenerateRequest, Message, SamplingParams
-from gateway.openai import faults
+from gateway.openai import faults, strict
 from gateway.openai.answer import Reply
 from gateway.openai.caller import Caller
 from gateway.openai.chat_answer import ChatAnswer, ChatFolder, ChatStream
@@ -17,7 +17,9 @@ from gateway.openai.messages import ChatMessage, translate_message
 from gateway.openai.sampling import Count, SamplingFields, check_sampling, sampling_params
 from gateway.openai.template import TemplateFields, translate_template
 from gateway.openai.tools import ToolFields, Tools, translate_tools
-from gateway.openai.unused import UNUSED, check_unused
+from gateway.openai.unknown import refuse_unknown
+from gateway.openai.unused import UNUSED_GROUPS, check_unused
+from gateway.openai.wire import LENIENT, WireOptions
 
 
 class ChatFields(Struct, frozen=True, kw_only=True):
@@ -36,7 +38,8 @@ class ChatFields(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
 
 
-_KNOWN = names_of(ChatFields, TemplateFields, SamplingFields, FormatFields, ToolFields) | UNUSED
+_GROUPS = (ChatFields, TemplateFields, SamplingFields, FormatFields, ToolFields, *UNUSED_GROUPS)
+_KNOWN = names_of(*_GROUPS)
 
 
 class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
@@ -72,6 +75,12 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
     def left_out(self) -> tuple[str, ...]:
         """Nothing: what is not known here has no effect, or is refused."""
         return ()
+
+    def check_window(self, window: int | None) -> None:
+        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
+        fields = self.fields
+        field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+        strict.check_window(field, self.params.max_tokens, window)
 
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
@@ -123,21 +132,32 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
         return last.text if self.sampling.echo and last.role == "assistant" else ""
 
 
-def decode_chat(body: bytes) -> ChatCompletionRequest:
+def decode_chat(body: bytes, options: WireOptions = LENIENT) -> ChatCompletionRequest:
     """The chat in `body`, checked whole. Raises `InvalidBody` for the first fault."""
-    whole, present = decode_request(body)
+    whole, present = decode_request(body, "messages")
+    if options.refuses_unknown:
+        refuse_unknown(whole, _GROUPS)
     fields = read(present, ChatFields)
     sampling = read(present, SamplingFields)
     formats = read(present, FormatFields)
-    tools = translate_tools(read(present, ToolFields), present)
+    tool_fields = read(present, ToolFields)
+    if options.strict:
+        strict.check_shared(sampling, formats)
+        strict.check_tools(tool_fields, present)
+        strict.check_messages(fields.messages)
+    messages = tuple(translate_message(message, number) for number, message in enumerate(fields.messages))
+    tools = translate_tools(tool_fields, present)
     check_unused(present)
     max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     check_sampling(sampling, max_tokens)
     _check_chat(fields)
+    if options.strict:
+        strict.check_calls(fields.messages)
+        strict.check_limits(fields.max_tokens, fields.max_completion_tokens)
     return ChatCompletionRequest(
         fields=fields,
         sampling=sampling,
-        messages=tuple(translate_message(message, number) for number, message in enumerate(fields.messages)),
+        messages=messages,
         params=sampling_params(
             sampling, max_tokens=max_tokens, logprobs=fields.top_logprobs if fields.logprobs else None
         ),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from backends.types import GenerateRequest, SamplingParams
-from gateway.openai import faults
+from gateway.openai import faults, strict
 from gateway.openai.answer import Reply
 from gateway.openai.caller import Caller
 from gateway.openai.completion_answer import CompletionAnswer, CompletionFolder, CompletionStream
@@ -15,7 +15,9 @@ from gateway.openai.decoding import decode_request, names_of, read
 from gateway.openai.formats import FormatFields, response_format, structured_outputs
 from gateway.openai.prompts import Prompt, read_prompts
 from gateway.openai.sampling import CountOrZero, SamplingFields, check_sampling, sampling_params
-from gateway.openai.unused import UNUSED, check_unused
+from gateway.openai.unknown import refuse_unknown
+from gateway.openai.unused import UNUSED_GROUPS, check_unused
+from gateway.openai.wire import LENIENT, WireOptions
 
 
 class CompletionFields(Struct, frozen=True, kw_only=True):
@@ -33,7 +35,8 @@ class CompletionFields(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
 
 
-_KNOWN = names_of(CompletionFields, SamplingFields, FormatFields) | UNUSED
+_GROUPS = (CompletionFields, SamplingFields, FormatFields, *UNUSED_GROUPS)
+_KNOWN = names_of(*_GROUPS)
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True):
@@ -67,6 +70,11 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     def left_out(self) -> tuple[str, ...]:
         """Nothing: what is not known here has no effect, or is refused."""
         return ()
+
+    def check_window(self, window: int | None) -> None:
+        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
+        if self.body.get("max_tokens") is not None:
+            strict.check_window("max_tokens", self.fields.max_tokens, window)
 
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
@@ -105,13 +113,17 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
         )
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
+def decode_completion(body: bytes, options: WireOptions = LENIENT) -> CompletionRequest:
     """The completion in `body`, checked whole. Raises `InvalidBody` for the first fault."""
     whole, present = decode_request(body)
+    if options.refuses_unknown:
+        refuse_unknown(whole, _GROUPS)
     fields = read(present, CompletionFields)
     prompts = read_prompts(fields.prompt, "prompt")
     sampling = read(present, SamplingFields)
     formats = read(present, FormatFields)
+    if options.strict:
+        strict.check_shared(sampling, formats)
     check_unused(present)
     check_sampling(sampling, fields.max_tokens)
     _check_completion(fields)

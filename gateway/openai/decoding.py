@@ -44,15 +44,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def decode_request(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def decode_request(body: bytes, *required: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The object of a request to a model: as it came, and without its nulls, which mean the same as absence.
 
-    Raises `InvalidBody` as `decode_object` does, and when no model is named.
+    Raises `InvalidBody` as `decode_object` does, when no model is named, and when one of `required` is absent.
     """
     whole = decode_object(body)
     present = {name: value for name, value in whole.items() if value is not None}
     if "model" not in present:
         raise InvalidBody("you must provide a model parameter")
+    for name in required:
+        if name not in present:
+            raise faults.missing(name)
     return whole, present
 
 

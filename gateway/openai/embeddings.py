@@ -15,7 +15,9 @@ from gateway.openai.decoding import decode_request, names_of, read
 from gateway.openai.prompts import Prompt, read_prompts
 from gateway.openai.sampling import INT32_MAX, Priority, lane_of_priority
 from gateway.openai.text import to_json
+from gateway.openai.unknown import refuse_unknown
 from gateway.openai.unused import refuse
+from gateway.openai.wire import LENIENT, WireOptions
 
 Encoding: TypeAlias = Literal["float", "base64"]
 
@@ -72,6 +74,9 @@ class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
     def left_out(self) -> tuple[str, ...]:
         """Nothing of it."""
         return ()
+
+    def check_window(self, window: int | None) -> None:
+        """No tokens are asked for."""
 
     def to_generate(self, caller: Caller) -> EmbedRequest:
         """The request as backends read it."""
@@ -148,9 +153,11 @@ class EmbeddingsFolder:
         return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, shown)
 
 
-def decode_embeddings(body: bytes) -> EmbeddingsRequest:
+def decode_embeddings(body: bytes, options: WireOptions = LENIENT) -> EmbeddingsRequest:
     """The request in `body`, checked whole. Raises `InvalidBody` for the first fault."""
     whole, present = decode_request(body)
+    if options.refuses_unknown:
+        refuse_unknown(whole, (EmbeddingsBody, RefusedEmbeddingsFields))
     fields = read(present, EmbeddingsBody)
     refuse(read(present, RefusedEmbeddingsFields))
     if fields.input is None:

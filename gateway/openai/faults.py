@@ -14,6 +14,12 @@ def missing(path: str) -> InvalidBody:
     return InvalidBody(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
 
 
+def unknown(path: str) -> InvalidBody:
+    """A member that no route of this kind knows; its name is the client's own."""
+    shown = cut(path)
+    return InvalidBody(f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
+
+
 def wrong_type(path: str, expected: str, value: object) -> InvalidBody:
     """`expected` is a noun with its article, such as `an integer`."""
     message = f"Invalid type for '{path}': expected {expected}, but got {noun(value)} instead."

@@ -14,6 +14,7 @@ class TextContent(Struct, frozen=True, tag_field="type", tag="text"):
     """A piece of text."""
 
     text: str
+    prompt_cache_breakpoint: Any = None
 
 
 class RefusalContent(Struct, frozen=True, tag_field="type", tag="refusal"):
@@ -26,18 +27,21 @@ class ImageContent(Struct, frozen=True, tag_field="type", tag="image_url"):
     """A picture; older clients send the bare URL."""
 
     image_url: str | dict[str, Any]
+    prompt_cache_breakpoint: Any = None
 
 
 class SoundContent(Struct, frozen=True, tag_field="type", tag="input_audio"):
     """A sound, inline."""
 
     input_audio: dict[str, Any]
+    prompt_cache_breakpoint: Any = None
 
 
 class FileContent(Struct, frozen=True, tag_field="type", tag="file"):
     """A document, inline or by id."""
 
     file: dict[str, Any]
+    prompt_cache_breakpoint: Any = None
 
 
 class VideoUrlContent(Struct, frozen=True, tag_field="type", tag="video_url"):
@@ -82,6 +86,7 @@ class ToolCallItem(Struct, frozen=True, kw_only=True):
 
     type: Literal["function", "custom"] = "function"
     function: FunctionCall | None = None
+    custom: Any = None
     id: str
 
 
@@ -97,6 +102,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    audio: Any = None  # this and the next are known, and passed over
+    annotations: Any = None
 
 
 def translate_message(wire: ChatMessage, position: int) -> Message:

@@ -6,6 +6,7 @@ Nothing is stored: a request brings its whole history, and what would need an ea
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct
@@ -13,7 +14,7 @@ from msgspec import UNSET, Meta, Struct
 from backends.errors import InvalidRequest
 from backends.types import ChatTemplate, GenerateRequest, SamplingParams, TokenizeRequest
 from gateway.errors import InvalidBody
-from gateway.openai import faults
+from gateway.openai import faults, strict
 from gateway.openai.answer import Reply
 from gateway.openai.caller import Caller
 from gateway.openai.chat_answer import ChatAnswer
@@ -27,6 +28,7 @@ from gateway.openai.sampling import Count, SamplingFields, check_sampling, sampl
 from gateway.openai.template import TemplateFields, translate_template
 from gateway.openai.text import to_json
 from gateway.openai.unused import UNUSED, check_unused
+from gateway.openai.wire import LENIENT, WireOptions
 
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 HINTS = {"messages": "Use 'input' instead.", "response_format": "Use 'text.format' instead."}
@@ -123,6 +125,10 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         """Kinds of items and tools that nothing here knows."""
         return tuple(dict.fromkeys((*self.items.skipped, *self.tools.dropped)))
 
+    def check_window(self, window: int | None) -> None:
+        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
+        strict.check_window("max_output_tokens", self.params.max_tokens, window)
+
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
         return GenerateRequest(
@@ -181,11 +187,13 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         )
 
 
-def decode_response(body: bytes) -> ResponseRequest:
+def decode_response(body: bytes, options: WireOptions = LENIENT) -> ResponseRequest:
     """The request in `body`, checked whole. Raises `InvalidBody` for the first fault."""
     whole = decode_object(body)
     present = {name: value for name, value in whole.items() if value is not None}
     _refuse_names_of_chats(present)
+    if options.refuses_unknown:
+        _refuse_unknown(whole)
     fields = read(present, ResponseFields)
     sampling = read(present, SamplingFields)
     formats = read(present, FormatFields)
@@ -210,6 +218,13 @@ def decode_response(body: bytes) -> ResponseRequest:
         body=whole,
         extra={name: value for name, value in whole.items() if name not in _KNOWN},
     )
+
+
+def _refuse_unknown(body: Mapping[str, Any]) -> None:
+    """At the top alone: items and tools of kinds that are not known are left out by every server."""
+    for name in body:
+        if name not in _KNOWN:
+            raise faults.unknown(name)
 
 
 def decode_input_tokens(body: bytes) -> TokenizeRequest:

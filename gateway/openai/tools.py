@@ -30,6 +30,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True):
 
     type: Literal["function", "custom"] = "function"
     function: FunctionDefinition | None = None
+    custom: Any = None
 
 
 class ToolFields(Struct, frozen=True, kw_only=True):

@@ -79,6 +79,7 @@ class RefusedFields(Struct, frozen=True, kw_only=True):
 
 _IGNORED = names_of(IgnoredFields)
 _REFUSED = names_of(RefusedFields)
+UNUSED_GROUPS = (IgnoredFields, RefusedFields)
 UNUSED = _IGNORED | _REFUSED
 
 

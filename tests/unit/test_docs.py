@@ -28,6 +28,15 @@ from gateway.events import Outcome, Source
 from gateway.idempotency import HEADER
 from gateway.lanes import LaneOptions
 from gateway.limits import LimitOptions
+from gateway.openai.chat import ChatFields
+from gateway.openai.completions import CompletionFields
+from gateway.openai.decoding import names_of
+from gateway.openai.formats import FormatFields
+from gateway.openai.sampling import SamplingFields
+from gateway.openai.template import TemplateFields
+from gateway.openai.tools import ToolFields
+from gateway.openai.unused import IgnoredFields, RefusedFields
+from gateway.openai.wire import WireOptions
 from gateway.reload import LIVE, LIVE_ENDINGS
 from gateway.rules import Meter
 from gateway.store import StoreOptions
@@ -47,6 +56,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "`[[auth.key]]`": StaticKey,
     "`[store]`": StoreOptions,
     "`[limits]`": LimitOptions,
+    "`[wire]`": WireOptions,
     "`[lanes.NAME]`": LaneOptions,
     '`[backends.NAME]`, `type = "hf"`': HFOptions,
     '`[backends.NAME]`, `type = "scripted"`': ScriptedOptions,
@@ -131,6 +141,33 @@ def test_the_configuration_examples_are_accepted(document: str, tmp_path: Path) 
         settings = load_settings(file, environ={})
         for name, table in settings.backends.items():
             convert_options(backend_class(str(table["type"])), name, table)
+
+
+OBEYED = {
+    "Chat": names_of(ChatFields, SamplingFields, FormatFields, TemplateFields, ToolFields),
+    "Completions": names_of(CompletionFields, SamplingFields, FormatFields),
+}
+NEVER_OBEYED = {
+    "suffix",
+    "prompt_embeds",
+    "prompt_logprobs",
+}  # its own Structs know it, and it is refused
+
+
+@pytest.mark.parametrize(("column", "route"), [(1, "Chat"), (2, "Completions")])
+def test_every_field_of_a_body_is_in_the_table_of_compatibility_with_what_becomes_of_it(
+    column: int, route: str
+) -> None:
+    text = section_of("docs/compatibility.md", "## Fields")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    told = {row[0].strip("`"): row[column] for row in cells if row[column] != "–"}
+
+    known = dict.fromkeys(OBEYED[route], "obeyed")
+    known |= dict.fromkeys(names_of(IgnoredFields), "ignored") | dict.fromkeys(names_of(RefusedFields), "refused")
+    known |= dict.fromkeys(NEVER_OBEYED & known.keys(), "refused")
+
+    assert told == known
+    assert len(cells) == len({row[0] for row in cells})
 
 
 def test_what_a_running_server_takes_over_is_documented() -> None:

@@ -12,6 +12,7 @@ import pytest
 from gateway.config import ServerOptions, Settings
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
+from gateway.openai.wire import WireOptions
 from gateway.store import StoreOptions
 from gateway.tenants import AuthOptions
 from tests.integration.front.front_server import Front, Serve, running
@@ -30,6 +31,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             server: ServerOptions | None = None,
             limits: LimitOptions | None = None,
             store: StoreOptions | None = None,
+            wire: WireOptions | None = None,
             **options: object,
         ) -> Front:
             tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
@@ -39,6 +41,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                 auth=auth or AuthOptions(),
                 store=store or StoreOptions(url=f"sqlite:///{folder / 'laneway.db'}"),
                 limits=limits or LimitOptions(),
+                wire=wire or WireOptions(),
                 lanes={**DEFAULT_LANES, **(lanes or {})},
                 backends=dict(tables),
             )

@@ -6,7 +6,9 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
+import brotli
 import pytest
+import zstandard
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 
 if TYPE_CHECKING:
@@ -157,12 +159,15 @@ def test_compressed_and_untyped_bodies_are_read(front: Front) -> None:
     raw = json.dumps(BODY).encode()
 
     with front.client() as client:
-        packed = client.post("/v1/chat/completions", content=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
+        packed = [
+            client.post("/v1/chat/completions", content=pack(raw), headers={"Content-Encoding": coding})
+            for coding, pack in (("gzip", gzip.compress), ("br", brotli.compress), ("zstd", zstandard.compress))
+        ]
         untyped = client.post("/v1/chat/completions", content=b"\xef\xbb\xbf" + raw)
-        unknown = client.post("/v1/chat/completions", content=raw, headers={"Content-Encoding": "br"})
+        unknown = client.post("/v1/chat/completions", content=raw, headers={"Content-Encoding": "compress"})
         form = client.post("/v1/chat/completions", files={"file": b"x"})
 
-    assert [reply.status_code for reply in (packed, untyped, unknown, form)] == [200, 200, 415, 415]
+    assert [reply.status_code for reply in (*packed, untyped, unknown, form)] == [200, 200, 200, 200, 415, 415]
     assert form.json()["error"]["code"] == "unsupported_media_type"
 
 

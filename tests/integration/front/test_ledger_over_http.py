@@ -97,6 +97,7 @@ def test_every_route_that_generates_leaves_one_settle_row_a_request(serve: Serve
     assert {(row.route, *told(row)) for row in rows} == {
         ("chat", "ok", "reported", 1, 2),
         ("completions", "ok", "reported", 1, 2),
+        ("responses", "ok", "reported", 1, 2),
         ("embeddings", "ok", "reported", 1, 0),
     }
     assert {row.tenant for row in rows} == {"acme"}

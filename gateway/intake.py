@@ -22,13 +22,13 @@ import msgspec
 from backends.errors import ConfigError
 from gateway import log
 from gateway.events import Record
+from gateway.file_lock import lock
 
 SIDES = (0, 1)
 HEAD = struct.Struct("<QII")  # of each entry: its number, the length of its body and the body's CRC-32
 MOST_BYTES = 1 << 18  # of one entry; what is larger is committed at once
 LONGEST_S = 0.005  # a disk that makes a write wait for longer is left alone for a while
 REST_S = 10.0
-TRY_AGAIN_S = 0.01
 
 logger = logging.getLogger(f"{log.ROOT}.ledger")
 
@@ -55,7 +55,8 @@ class Intake:
         try:
             for path in self._paths:
                 self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
-            self._lock(wait_s)
+            if not lock(self._files[0], fcntl.LOCK_EX, wait_s):
+                raise IntakeBusy(str(self._paths[0]))
             self._sizes = [os.fstat(file).st_size for file in self._files]
         except OSError as error:
             self.close()
@@ -63,17 +64,6 @@ class Intake:
         except IntakeBusy:
             self.close()
             raise
-
-    def _lock(self, wait_s: float) -> None:
-        until = self._clock() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._clock() >= until:
-                    raise IntakeBusy(str(self._paths[0])) from None
-            time.sleep(TRY_AGAIN_S)
 
     def append(self, records: Sequence[Record]) -> bool:
         """Whether the records are durable now. When not, nothing of them is in the file."""
@@ -106,6 +96,15 @@ class Intake:
             logger.warning("%s cannot be emptied: %s", self._paths[side], error.strerror)
         else:
             self._sizes[side] = 0
+
+    def take_in(self, num_records: int, keep: Callable[[list[Record]], None]) -> None:
+        """Give `keep` what an earlier run left, about so many records at a time, and forget it. Nothing is forgotten
+        when `keep` raises.
+        """
+        for batch in self.left_over(num_records):
+            keep(batch)
+        for side in SIDES:
+            self.clear(side)
 
     def left_over(self, num_records: int) -> Iterator[list[Record]]:
         """What an earlier run left, in its order, about so many records at a time. Before anything is appended.

@@ -15,8 +15,6 @@ from gateway.reload import Reloaded, Reloads, flatten
 from gateway.state import ServerState, State
 from gateway.tenants import KeyRing
 
-FLUSH_S = 1.0
-
 
 def operations(
     books: Books,
@@ -69,7 +67,7 @@ def operations(
 
     async def flush() -> None:
         """What was answered is in the store when this is."""
-        await asyncio.to_thread(books.writer.flush, FLUSH_S)
+        await asyncio.to_thread(books.writer.flush)
 
     return {
         "flush": flush,

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, select
 from backends.types import Usage
 from gateway import journal, log
 from gateway.counting import sane
-from gateway.events import Charge, Detail, Event, Kind, Settled
+from gateway.events import Charge, Detail, Event, Kind, Record, Settled
 from gateway.history import History, detail_of, detail_text, histories
-from gateway.intake import SIDES, Intake, IntakeBusy
+from gateway.intake import Intake, IntakeBusy
 from gateway.rules import Meter, Price
 from gateway.store import Store
 from gateway.tables import ledger_events, limits, open_requests, prices
@@ -63,14 +63,20 @@ def _take_in(store: Store) -> None:
         intake = Intake(store.file)
     except IntakeBusy:
         return
+
+    def keep(records: Sequence[Record]) -> None:
+        with store.changing() as connection:
+            _apply(connection, store, records)
+
     with contextlib.closing(intake):
-        for records in intake.left_over(BATCH):
-            with store.changing() as connection:
-                dbapi_connection = connection.connection.driver_connection
-                assert dbapi_connection is not None
-                journal.apply(dbapi_connection, records, store.dialect)
-        for side in SIDES:
-            intake.clear(side)
+        intake.take_in(BATCH, keep)
+
+
+def _apply(connection: Connection, store: Store, records: Sequence[Record]) -> None:
+    """Write records in the transaction that is open."""
+    dbapi_connection = connection.connection.driver_connection
+    assert dbapi_connection is not None
+    journal.apply(dbapi_connection, records, store.dialect)
 
 
 def counted_tokens(usage: Usage, *, count_cached: bool) -> int:
@@ -105,9 +111,7 @@ def _settle(
     settled = [tariff.settle(history, admit, at_ms) for history in open_histories if (admit := history.admit)]
     if not settled:
         return []
-    dbapi_connection = connection.connection.driver_connection
-    assert dbapi_connection is not None
-    journal.apply(dbapi_connection, settled, store.dialect)
+    _apply(connection, store, settled)
     # On Postgres a living server may have been first since the histories were read; only it never says `crash`.
     query = select(ledger_events.c.request_id).where(
         ledger_events.c.request_id.in_([record.event.request_id for record in settled]),

@@ -25,6 +25,7 @@ from gateway import migrations
 from gateway.connections import LOCK_WAIT_S, Durability, connect, create_engine, is_away, read_url, show
 from gateway.connections import Dialect as Dialect
 from gateway.errors import StoreUnavailable
+from gateway.file_lock import lock
 from gateway.tables import keys, revisions, secrets, servers
 
 CHANNEL = "laneway_revision"  # on Postgres, of the notice that `revisions` grew
@@ -252,7 +253,7 @@ class Store:
         except OSError as error:
             raise ConfigError(f"store.url: {self._lock_path} cannot be written ({error.strerror})") from None
         try:
-            if not _lock(file, fcntl.LOCK_EX, HOLD_WAIT_S):
+            if not lock(file, fcntl.LOCK_EX, HOLD_WAIT_S):
                 pid = os.pread(file, 4096, 0).decode(errors="replace").partition("\n")[0]
                 raise ConfigError(
                     f"store.url: {self._engine.url.database} is in use by another server (pid {pid}); "
@@ -321,7 +322,7 @@ class Store:
         except FileNotFoundError:
             return False
         try:
-            return not _lock(file, fcntl.LOCK_SH)
+            return not lock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
 
@@ -388,17 +389,3 @@ def _read_pepper(path: Path) -> bytes:
 def _check_value(pepper: bytes) -> bytes:
     """By which a pepper is recognised; it says nothing about the pepper."""
     return hmac.digest(pepper, b"laneway", "sha256")
-
-
-def _lock(file: int, kind: int, patience_s: float = 0.0) -> bool:
-    """Take the lock of a lock file; False when another process has it still after `patience_s`."""
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.02)
-        else:
-            return True

@@ -26,7 +26,7 @@ from gateway import journal, log
 from gateway.connections import is_away
 from gateway.errors import StoreUnavailable
 from gateway.events import Record, Settled
-from gateway.intake import SIDES, Intake, IntakeBusy
+from gateway.intake import Intake, IntakeBusy
 from gateway.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, LocalLink, RemoteLink
 from gateway.spool import Spool, SpoolFailed
 from gateway.store import DBAPIConnection, Store
@@ -39,6 +39,7 @@ INTAKE_WAIT_S = 5.0  # for another process, which only takes in what a dead serv
 LOG_EVERY_S = 60.0
 ANSWER_S = 5.0  # Postgres that does not answer for longer is away
 STOP_S = 10.0
+FLUSH_S = 1.0  # a store that takes nothing for so long fails those who ask it soon enough
 MAX_ERROR_CHARS = 300
 
 logger = logging.getLogger(f"{log.ROOT}.ledger")
@@ -165,7 +166,7 @@ class Writer:
         self._put(partial(self._answer, read, future))
         return future
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait until all that was submitted before is in the store, or the time is up. Not for the event loop."""
         with contextlib.suppress(TimeoutError, CancelledError, StoreUnavailable, RuntimeError):
             self.between(lambda _: None).result(timeout_s)
@@ -280,13 +281,16 @@ class Writer:
             intake = Intake(self._store.file, INTAKE_WAIT_S)
         except IntakeBusy as error:
             raise ConfigError(f"store.url: {error} is in use by another process; try again") from None
-        for records in intake.left_over(GROUP_RECORDS):
-            if not self._commit(records):
-                intake.close()
-                raise StoreUnavailable(f"the store does not take what {self._store.file}-intake has for it")
-        for side in SIDES:
-            intake.clear(side)
+        try:
+            intake.take_in(GROUP_RECORDS, self._keep_left_over)
+        except BaseException:
+            intake.close()
+            raise
         return intake
+
+    def _keep_left_over(self, records: Sequence[Record]) -> None:
+        if not self._commit(records):
+            raise StoreUnavailable(f"the store does not take what {self._store.file}-intake has for it")
 
     @property
     def _can_ship(self) -> bool:

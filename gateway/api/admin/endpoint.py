@@ -25,7 +25,6 @@ JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}  # a reply may hold a key
 MAX_BODY_BYTES = 64 * 1024
 NUM_THREADS = 3  # fewer than the store's pool has connections
-FLUSH_S = 1.0  # a store that takes nothing for so long fails them soon enough
 OPT = "laneway_admin_endpoint"  # where a handler keeps its Endpoint
 CALLER = "laneway_admin_caller"  # where the guard leaves who calls
 
@@ -90,7 +89,7 @@ class Workers:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
 
     def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        self._writer.flush(FLUSH_S)
+        self._writer.flush()
         return work()
 
 

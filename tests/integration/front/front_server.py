@@ -21,6 +21,13 @@ from gateway.app import join
 from gateway.config import Settings
 
 CHAT = "/v1/chat/completions"
+FAILURES = (  # how a script may fail → the status and the code that the client sees
+    ("bad_request", 400, None),
+    ("overloaded", 503, "overloaded"),
+    ("unavailable", 503, "backend_unavailable"),
+    ("crash", 500, None),
+    ("end", 500, None),
+)
 MESSAGES = [{"role": "user", "content": "x"}]
 
 Serve = Callable[..., "Front"]

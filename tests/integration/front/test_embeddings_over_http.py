@@ -21,7 +21,7 @@ from gateway.events import Kind
 from gateway.lanes import LaneOptions
 from gateway.tenants import AuthOptions
 from tests.integration.front.books import Books, bearer, slot_taken
-from tests.integration.front.front_server import Front, eventually, leave
+from tests.integration.front.front_server import FAILURES, Front, eventually, leave
 
 if TYPE_CHECKING:
     from tests.integration.front.front_server import Serve
@@ -203,16 +203,7 @@ def test_a_vector_that_is_no_number_is_an_error_in_words_and_the_next_request_is
     books.assert_proven()
 
 
-@pytest.mark.parametrize(
-    ("kind", "status", "code"),
-    [
-        ("bad_request", 400, None),
-        ("overloaded", 503, "overloaded"),
-        ("unavailable", 503, "backend_unavailable"),
-        ("crash", 500, None),
-        ("end", 500, None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "status", "code"), FAILURES)
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_failure_is_a_status_whenever_it_comes(
     front: Front, kind: str, status: int, code: str | None, after: int

@@ -11,6 +11,8 @@ import pytest
 import zstandard
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 
+from tests.integration.front.front_server import FAILURES
+
 if TYPE_CHECKING:
     from tests.integration.front.front_server import Front, Serve
 
@@ -77,16 +79,7 @@ def test_every_reply_has_an_id_and_streams_have_their_headers(front: Front) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "status", "code"),
-    [
-        ("bad_request", 400, None),
-        ("overloaded", 503, "overloaded"),
-        ("unavailable", 503, "backend_unavailable"),
-        ("crash", 500, None),
-        ("end", 500, None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "status", "code"), FAILURES)
 def test_a_failure_before_the_first_token_is_a_status(
     front: Front, stream: bool, kind: str, status: int, code: str | None
 ) -> None:

@@ -177,10 +177,11 @@ class HFBackend:
     async def embed(self, request: EmbedRequest) -> AsyncGenerator[Chunk, None]:
         """See `Embedding`. Each input says that it is being read, and then its vector."""
         self._check_model(request.model)
-        tokenizer, welcome = self._ready()
+        self._loaded()  # what the model is, is known before its engine is there
         encoder = self._encoder
         if encoder is None:
             raise UnsupportedParameter(f"The model '{request.model[:200]}' cannot make embeddings here.", param="model")
+        tokenizer, welcome = self._ready()
         submits = await self._in_thread(
             _num_chars(request), lambda: prepare_inputs(request, tokenizer, encoder, welcome)
         )

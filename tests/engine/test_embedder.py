@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from backends.hf.embedder import EncoderRunner
+from backends.hf.encoder import Encoder
 from backends.hf.loader import load
 from backends.hf.options import HFOptions
 
@@ -37,3 +38,16 @@ def test_vectors_are_those_of_a_plain_forward_alone_and_among_others(minilm_dir:
         assert abs(float(vector.norm()) - 1) < 1e-5
         assert cosine(state, vector) > 1 - 1e-5
         assert cosine(alone, vector) > 1 - 1e-5
+
+
+def test_cls_pooling_takes_the_state_of_the_first_token_as_it_is(minilm_dir: Path) -> None:
+    loaded = load(HFOptions(model=str(minilm_dir)))
+    first = Encoder(pooling="cls", is_normalized=False, size=384)
+    inputs = [[101, 7592, 102], [101, 7592, 2088, 999, 102]]
+
+    vectors = EncoderRunner(loaded.model, first, loaded.device).vectors(inputs)
+
+    for ids, vector in zip(inputs, vectors, strict=True):
+        with torch.inference_mode():
+            state = loaded.model(input_ids=torch.tensor([ids])).last_hidden_state[0, 0].float()
+        torch.testing.assert_close(torch.tensor(struct.unpack("<384f", vector)), state, atol=1e-4, rtol=1e-4)

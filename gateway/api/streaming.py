@@ -19,7 +19,6 @@ from gateway.errors import LEFT
 
 ResultT = TypeVar("ResultT")
 
-KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -62,7 +61,7 @@ class EventStream:
         send: Send,
         encode: Callable[[Chunk], bytes],
         finish: Callable[[], bytes],
-        keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive_s: float = 0.0,
     ) -> None:
         self._send = send
         self._encode = encode
@@ -110,7 +109,10 @@ class EventStream:
 
 
 class Silence:
-    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed."""
+    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed.
+
+    An interval of 0 breaks none.
+    """
 
     def __init__(self, send: Send, interval_s: float) -> None:
         self._send = send
@@ -122,6 +124,8 @@ class Silence:
 
     def start(self) -> None:
         """From now on."""
+        if self._interval_s == 0:
+            return
         self._spoke_at = self._loop.time()
         self._timer = self._loop.call_later(self._interval_s, self._check)
 

@@ -74,7 +74,7 @@ def encode(chunk: Chunk) -> bytes:
 
 
 def stream(client: Client, **options: float) -> EventStream:
-    return EventStream(client.send, encode, lambda: b"END", **options)
+    return EventStream(client.send, encode, lambda: b"END", **{"keep_alive_s": 15.0, **options})
 
 
 async def leave_when(client: Client, moment: asyncio.Event, work: Coroutine[Any, Any, Any]) -> Any:
@@ -225,6 +225,15 @@ def test_silence_is_broken_every_interval_once_the_head_is_out(run_virtually: Ru
     comment = b": keep-alive\n\n"
 
     assert run_virtually(main()) == (b"abEND", b"a" + 2 * comment + b"bEND")
+
+
+def test_an_interval_of_zero_sends_no_comment(run_virtually: Run) -> None:
+    async def main() -> bytes:
+        client = Client()
+        await stream(client, keep_alive_s=0.0).run(Source(["a", "b"], gap_s=10_000).chunks())
+        return client.body
+
+    assert run_virtually(main()) == b"abEND"
 
 
 def test_a_comment_never_overtakes_or_piles_up_behind_a_slow_reader(run_virtually: Run) -> None:

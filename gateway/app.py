@@ -18,6 +18,7 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
+from gateway.api.bare_paths import BarePaths
 from gateway.api.chat import chat_dialect
 from gateway.api.completions import completion_dialect
 from gateway.api.embeddings import embeddings_dialect
@@ -77,7 +78,7 @@ def served(front: Front) -> Litestar:
         async with front.run():
             yield
 
-    return Litestar(
+    app = Litestar(
         [Router(prefix, route_handlers=front.handlers()) for prefix in dict.fromkeys(("/", server.root_path or "/"))],
         lifespan=[lifespan],
         before_send=[stamp],
@@ -86,6 +87,9 @@ def served(front: Front) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+    if server.bare_paths:
+        app.asgi_handler = BarePaths(app.asgi_handler, server.root_path, (route.path for route in app.routes))
+    return app
 
 
 class Front:

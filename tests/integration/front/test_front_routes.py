@@ -241,6 +241,19 @@ def test_a_root_path_is_served_with_and_without_the_prefix(serve: Serve) -> None
             assert client.get(f"{prefix}/health").status_code == 200
 
 
+def test_bare_paths_are_served_where_that_is_asked_for(serve: Serve) -> None:
+    front = serve(server=ServerOptions(root_path="/llm", bare_paths=True))
+
+    with front.client() as client:
+        for prefix in ("", "/llm", "/v1", "/llm/v1"):
+            assert client.post(f"{prefix}/chat/completions", json=BODY).status_code == 200
+            assert client.get(f"{prefix}/models").json()["object"] == "list"
+            assert client.get(f"{prefix}/models/scripted").json()["id"] == "scripted"
+        assert client.get("/chat/completions").status_code == 405
+        assert client.get("/modelsx").json()["error"]["message"] == "Invalid URL (GET /modelsx)"
+        assert client.get("/health").status_code == client.get("/llm/health").status_code == 200
+
+
 def test_every_request_leaves_one_access_line_without_secrets(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "laneway.access")
     front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)))

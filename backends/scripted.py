@@ -210,7 +210,7 @@ class ScriptedBackend:
         prompts = [_prompt(words, request, script) for words in await self._prompt_words(request)]
         for prompt in prompts:
             self._check_length(prompt, request)
-        return Answer(prompts, script, sampling, self._options.max_model_len, self._vocabulary)
+        return Answer(prompts, script, request, self._options.max_model_len, self._vocabulary)
 
     async def _prepare_vectors(self, request: EmbedRequest) -> Vectors:
         self._check_model(request.model)

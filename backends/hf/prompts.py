@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from backends.cap import answer_cap
 from backends.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
 from backends.hf.messages import Submit, Welcome
 from backends.hf.tokenizer import ModelTokenizer
@@ -44,8 +45,10 @@ def prepare(
     submits: list[Submit] = []
     for prompt in prompts:
         check_ids(prompt.token_ids, welcome.vocab_size, field)
-        room = _room(prompt, request.sampling, welcome, field)
-        submits += _submits(request, prompt, welcome, _cap(request.sampling.max_tokens, room, max_output_tokens))
+        cap = _cap(prompt, request, welcome, field)
+        if max_output_tokens is not None:
+            cap = min(cap, max_output_tokens)
+        submits += _submits(request, prompt, welcome, cap)
     return Work(prompts, tuple(submits))
 
 
@@ -104,22 +107,16 @@ def _prompt(prompt: str | tuple[int, ...], request: GenerateRequest, tokenizer: 
     return Prompt(ids, echo)
 
 
-def _room(prompt: Prompt, sampling: SamplingParams, welcome: Welcome, field: str) -> int:
-    """How many tokens may follow. Raises `PromptTooLong` when none fits."""
+def _cap(prompt: Prompt, request: GenerateRequest, welcome: Welcome, field: str) -> int:
+    """The most tokens that may follow. Raises `PromptTooLong` when none fits, and what `answer_cap` does."""
     limit = min(welcome.max_model_len, welcome.max_sequence_tokens)
-    room = limit - len(prompt.token_ids)
-    if room < (0 if sampling.max_tokens == 0 else 1):
+    if limit - len(prompt.token_ids) < (0 if request.sampling.max_tokens == 0 else 1):
         raise PromptTooLong(
             f"This model's maximum context length is {limit} tokens. However, your {field} resulted in "
             f"{len(prompt.token_ids)} tokens. Please reduce the length of the {field}.",
             param=field,
         )
-    return room
-
-
-def _cap(wanted: int | None, room: int, max_output_tokens: int | None) -> int:
-    """The most tokens of one answer: what the client wants, what is left, what the operator allows."""
-    return min(cap for cap in (wanted, room, max_output_tokens) if cap is not None)
+    return answer_cap(request, len(prompt.token_ids), limit)
 
 
 def _submits(request: GenerateRequest, prompt: Prompt, welcome: Welcome, max_tokens: int) -> list[Submit]:

@@ -64,8 +64,6 @@ class WireRequest(Protocol):
     @property
     def left_out(self) -> tuple[str, ...]: ...
 
-    def check_window(self, window: int | None) -> None: ...
-
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
     def encoder(self, request_id: str, created: int) -> StreamEncoder | None: ...  # None: it is never streamed
@@ -261,8 +259,6 @@ class Generating:
         if recording is not None:
             order = replace(order, answer=lambda: recording.answer(last(), content_type, int(time.time() * 1000)))
         job = self._dispatcher.job(order)
-        if self._dialect.options.strict:
-            task.wire.check_window(self._dispatcher.routing.card(order.request.model).max_model_len)
         task.exchange.more_headers = lambda: job_headers(job)
         return job
 

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+CLIENTS := $(VENV)/clients
 BENCH_DATA := $(VENV)/.bench-data
 OPENAPI := openapi/gateway.yaml
 TEST_TIMEOUT := 180
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check lint types image-lint openapi openapi-check bench chaos soak clean
+.PHONY: help install clients serve test check lint types image-lint openapi openapi-check bench chaos soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -26,7 +27,14 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 serve: install ## serve the built-in model on port 8000, or `make serve ARGS="MODEL --port 9000"`
 	$(BIN)/laneway serve $(ARGS)
 
-test: install ## run the tests, or `make test ARGS="tests/unit -k lanes"`
+clients: $(CLIENTS)/.installed ## make .venv/clients, where the clients of other projects are tested
+
+$(CLIENTS)/.installed: $(INSTALLED) tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --requirement tests/clients/requirements.txt
+	@touch $@
+
+test: install clients ## run the tests, or `make test ARGS="tests/unit -k lanes"`
 	$(BIN)/pytest --timeout $(TEST_TIMEOUT) $(ARGS)
 
 check: lint types openapi-check image-lint test ## everything that must hold before a change goes in

@@ -58,6 +58,7 @@ TABLE: dict[type[Exception], Row] = {
     backend.InvalidRequest: Row(400, INVALID),
     backend.ModelNotFound: Row(404, INVALID, "model_not_found"),
     backend.Overloaded: Row(503, UNAVAILABLE, "overloaded", 1),
+    backend.RateLimited: Row(429, "requests", "rate_limit_exceeded", 1),
     backend.DeadlineExceeded: Row(504, SERVER, "deadline_exceeded"),
     backend.Unavailable: Row(503, UNAVAILABLE, "backend_unavailable", 2),
     backend.NotFinite: Row(500, SERVER),

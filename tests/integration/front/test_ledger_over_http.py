@@ -212,13 +212,13 @@ def test_what_broke_before_the_caller_got_anything_costs_nothing(serve: Serve, b
     """QuantumNous/new-api#4168: the prompt of a failed call is billed."""
     front = serve(store=books.options)
     books.price()
-    kinds = {"crash": 500, "end": 500, "unavailable": 503, "overloaded": 503, "bad_request": 400}
+    kinds = {"crash": 500, "end": 500, "unavailable": 503, "overloaded": 503, "rate_limited": 429, "bad_request": 400}
     with front.client(headers=books.key()) as client:
         replies = [client.post(CHAT, json=chat(50, stream=stream, script={"fail": {"kind": kind}})) for kind in kinds]
 
     assert [reply.status_code for reply in replies] == list(kinds.values())
     rows = books.rows_of(*replies)
-    assert [row.outcome for row in rows] == ["backend_error"] * 3 + ["shed", "refused"]
+    assert [row.outcome for row in rows] == ["backend_error"] * 3 + ["shed", "shed", "refused"]
     assert {(*told(row)[1:], row.cost_nano) for row in rows} == {("none", 0, 0, 0)}
 
 

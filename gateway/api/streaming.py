@@ -16,11 +16,11 @@ from litestar.types import Message, Receive, Send
 
 from backends.types import Chunk, Usage
 from gateway.errors import LEFT
+from gateway.openai.sse import COMMENT
 
 ResultT = TypeVar("ResultT")
 
 KEEP_ALIVE_S = 15.0
-KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -62,12 +62,13 @@ class EventStream:
         send: Send,
         encode: Callable[[Chunk], bytes],
         finish: Callable[[], bytes],
+        keep_alive: bytes = COMMENT,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self._send = send
         self._encode = encode
         self._finish = finish
-        self._silence = Silence(send, keep_alive_s)
+        self._silence = Silence(send, keep_alive, keep_alive_s)
         self._last: bytes | None = None
         self.has_begun = False
         self.usage: Usage | None = None
@@ -110,15 +111,16 @@ class EventStream:
 
 
 class Silence:
-    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed."""
+    """Breaks long silences of a stream with a `word`, so that proxies keep the connection. One timer, re-armed."""
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, word: bytes, interval_s: float) -> None:
         self._send = send
+        self._word = word
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         self._spoke_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Task[None] | None = None
+        self._speech: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """From now on."""
@@ -126,31 +128,31 @@ class Silence:
         self._timer = self._loop.call_later(self._interval_s, self._check)
 
     def stop(self) -> None:
-        """No more comments. One that still waits behind a slow reader is dropped, and nothing waits for it."""
+        """No more words. One that still waits behind a slow reader is dropped, and nothing waits for it."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._comment is not None:
-            self._comment.cancel()
-            self._comment = None
+        if self._speech is not None:
+            self._speech.cancel()
+            self._speech = None
 
     async def over(self) -> None:
-        """The stream is about to speak; wait for a comment that is being sent, since events must not mix."""
+        """The stream is about to speak; wait for a word that is being sent, since events must not mix."""
         self._spoke_at = self._loop.time()
-        if self._comment is not None:
-            await asyncio.shield(self._comment)
+        if self._speech is not None:
+            await asyncio.shield(self._speech)
 
     def _check(self) -> None:
         left = self._spoke_at + self._interval_s - self._loop.time()
-        if left <= 0 and self._comment is None:
-            self._comment = self._loop.create_task(self._speak())
+        if left <= 0 and self._speech is None:
+            self._speech = self._loop.create_task(self._speak())
             left = self._interval_s
         self._timer = self._loop.call_later(max(left, 0.001), self._check)
 
     async def _speak(self) -> None:
         with suppress(OSError):  # some servers raise it when the client has left, which the watcher sees too
-            await self._send(_body(KEEP_ALIVE, more=True))
+            await self._send(_body(self._word, more=True))
         self._spoke_at = self._loop.time()
-        self._comment = None
+        self._speech = None
 
 
 def _body(data: bytes, *, more: bool) -> Message:

@@ -73,7 +73,7 @@ def encode(chunk: Chunk) -> bytes:
     return chunk.text.encode()
 
 
-def stream(client: Client, **options: float) -> EventStream:
+def stream(client: Client, **options: Any) -> EventStream:
     return EventStream(client.send, encode, lambda: b"END", **options)
 
 

@@ -19,7 +19,6 @@ TYPES = {
     OVERLOADED: "overloaded_error",
 }
 
-_LEAD = re.compile(r"^Invalid (?:type for )?'[^']*': ")  # how OpenAI names the field, which here stands before it all
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -44,4 +43,5 @@ def _message(fault: Fault) -> str:
     path = _INDEX.sub(r".\1", fault.param)
     if fault.code == "missing_required_parameter":
         return f"{path}: Field required"
-    return f"{path}: {_LEAD.sub('', fault.message)}"
+    named = rf"^Invalid (type for )?'?{re.escape(fault.param)}'?: "  # as OpenAI does
+    return f"{path}: {re.sub(named, '', fault.message)}"

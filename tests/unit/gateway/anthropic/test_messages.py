@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from backends.errors import InvalidRequest, UnsupportedParameter
 from backends.types import GenerateRequest, MediaPart, Message, SamplingParams, TextPart, ToolCall
@@ -18,6 +22,7 @@ from gateway.anthropic.messages import (
 from gateway.errors import InvalidBody
 from gateway.openai.caller import Caller
 from gateway.openai.sampling import SMALLEST_NUCLEUS
+from tests.integration.front.claude_code import turn
 
 TOOL = {"name": "f", "description": "Does it.", "input_schema": {"type": "object"}}
 WEB = {"type": "web_search_20250305", "name": "web_search"}
@@ -383,3 +388,35 @@ def test_what_is_said_of_no_field_is_left_as_it_is() -> None:
     error = InvalidRequest("no")
 
     assert in_words_of_messages(error) is error
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a JSON value, with every key or index in it."""
+    for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(member, dict | list):
+            yield from places(member)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "x"]), inner),
+    max_leaves=5,
+)
+SMALL = turn()
+SMALL["tools"] = SMALL["tools"][:2]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(list(places(SMALL))) - 1), JSON)
+def test_whatever_stands_anywhere_in_a_body_is_taken_or_refused(place: int, value: Any) -> None:
+    body = deepcopy(SMALL)
+    container, key = list(places(body))[place]
+    container[key] = value
+    sent = msgspec.json.encode(body)
+
+    for read in (lambda: decode_messages(sent).to_generate(Caller(request_id="r")), lambda: decode_count(sent)):
+        try:
+            read()
+        except InvalidBody as error:
+            assert error.message

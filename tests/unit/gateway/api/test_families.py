@@ -90,6 +90,7 @@ def test_what_broke_is_not_told() -> None:
             faults.not_one_of("messages[0].role", "x", ["user", "assistant"]),
             "messages.0.role: Invalid value: 'x'. Supported values are: 'user' and 'assistant'.",
         ),
+        (front.InvalidBody("Invalid X-Timeout: no.", param="X-Timeout"), "X-Timeout: no."),
         (
             backend.PromptTooLong("This model's maximum context length is 4 tokens.", param="messages"),
             "prompt is too long: This model's maximum context length is 4 tokens.",

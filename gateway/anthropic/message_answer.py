@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from backends.types import Chunk, ToolCallDelta, Usage
 from gateway.anthropic.shapes import (
@@ -46,14 +45,6 @@ _REASONS: dict[str, StopReason] = {
     "length": "max_tokens",
     "content_filter": "refusal",
 }
-
-
-class MessageAnswer(Struct, frozen=True, kw_only=True):
-    """What of a request shapes its answer."""
-
-    id: str
-    model: str
-    chat: ChatAnswer
 
 
 class Growing(ABC):
@@ -164,9 +155,9 @@ class Content:
     whole, or until the answer ends.
     """
 
-    def __init__(self, answer: MessageAnswer) -> None:
-        self._answer = answer
-        self._choice = ChatChoice(answer.chat)
+    def __init__(self, answer: ChatAnswer) -> None:
+        self._reply = answer.reply
+        self._choice = ChatChoice(answer)
         self._blocks: list[Growing] = []
         self._calls: dict[int, Call] = {}
         self._at = 0  # the block that is shown now
@@ -191,40 +182,34 @@ class Content:
 
     def message(self) -> Message:
         """The message so far."""
-        ending = self.ending()
-        return Message(
-            id=self._answer.id,
-            model=self._answer.model,
-            content=[growing.whole() for growing in self._blocks],
-            stop_reason=ending.stop_reason,
-            stop_sequence=ending.stop_sequence,
-            usage=self.usage(),
-        )
+        return self._message([growing.whole() for growing in self._blocks], self.ending())
 
-    def empty(self, chunk: Chunk) -> Message:
-        """The message as it begins with `chunk`."""
-        answer = self._answer
-        return Message(
-            id=answer.id,
-            model=answer.model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=_usage(chunk.usage),
-        )
+    def empty(self) -> Message:
+        """The message as it begins, with what was used by then."""
+        return self._message([], Ending())
 
     def ending(self) -> Ending:
         """Why it ended; nothing of that while it has not."""
         last = self._last
         if last is None or last.finish_reason is None:
-            return Ending(stop_reason=None, stop_sequence=None)
+            return Ending()
         if last.finish_reason == "stop" and isinstance(last.stop_reason, str):
             return Ending(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
-        return Ending(stop_reason=_REASONS[last.finish_reason], stop_sequence=None)
+        return Ending(stop_reason=_REASONS[last.finish_reason])
 
     def usage(self) -> MessageUsage:
         """What it used so far."""
         return _usage(self._usage)
+
+    def _message(self, content: list[ContentBlock], ending: Ending) -> Message:
+        return Message(
+            id=self._reply.id,
+            model=self._reply.model,
+            content=content,
+            stop_reason=ending.stop_reason,
+            stop_sequence=ending.stop_sequence,
+            usage=self.usage(),
+        )
 
     def _tail(self, kind: type[Text] | type[Thought]) -> Growing:
         """The last block, a new one unless it is of this kind."""
@@ -259,7 +244,7 @@ class Content:
 class MessageStream:
     """Chunks → events. There is no end mark beside the last of them."""
 
-    def __init__(self, answer: MessageAnswer) -> None:
+    def __init__(self, answer: ChatAnswer) -> None:
         self._content = Content(answer)
         self._has_begun = False
 
@@ -269,7 +254,7 @@ class MessageStream:
         if not events or self._has_begun:
             return events
         self._has_begun = True
-        return _event(MessageStart(message=self._content.empty(chunk))) + PING + events
+        return _event(MessageStart(message=self._content.empty())) + PING + events
 
     def finish(self) -> bytes:
         """Why the message ended, and its usage, which is all of it and not only what is new."""
@@ -284,7 +269,7 @@ class MessageStream:
 class MessageFolder:
     """Chunks → one message."""
 
-    def __init__(self, answer: MessageAnswer) -> None:
+    def __init__(self, answer: ChatAnswer) -> None:
         self._content = Content(answer)
 
     def add(self, chunk: Chunk) -> None:

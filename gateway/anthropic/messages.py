@@ -7,14 +7,15 @@ is: that is about OpenAI's document, and the clients of this route send new fiel
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from backends.errors import InvalidRequest
-from backends.types import ChatTemplate, GenerateRequest, SamplingParams, TokenizeRequest
+from backends.types import ChatTemplate, GenerateRequest, Message, SamplingParams, TokenizeRequest
 from gateway.anthropic.blocks import Translated, WireMessage, translate
-from gateway.anthropic.message_answer import MessageAnswer, MessageFolder, MessageStream
+from gateway.anthropic.message_answer import MessageFolder, MessageStream
 from gateway.anthropic.shapes import TokenCount
 from gateway.anthropic.tools import Choice, MessageTools, translate_tools
 from gateway.openai.answer import Reply
@@ -140,7 +141,7 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
             model=self.fields.model,
             messages=self.prompt.messages,
             sampling=_sampling(self.fields),
-            template=_template(self.fields),
+            template=_template(self.fields, self.prompt.messages),
             add_special_tokens=False,
             tools=self.tools.tools.definitions,
             tool_choice=self.tools.tools.choice,
@@ -163,14 +164,12 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
         """What turns the answer's chunks into one body."""
         return MessageFolder(self._answer(request_id, created))
 
-    def _answer(self, request_id: str, created: int) -> MessageAnswer:
-        reply = Reply(id=f"msg_{request_id.removeprefix('req_')}", created=created, model=self.fields.model)
-        chat = ChatAnswer(
-            reply=reply,
+    def _answer(self, request_id: str, created: int) -> ChatAnswer:
+        return ChatAnswer(
+            reply=Reply(id=f"msg_{request_id.removeprefix('req_')}", created=created, model=self.fields.model),
             show_reasoning=self.fields.thinking.is_shown,
             one_call=not self.tools.tools.is_parallel,
         )
-        return MessageAnswer(id=reply.id, model=reply.model, chat=chat)
 
 
 def decode_messages(body: bytes) -> MessagesRequest:
@@ -199,10 +198,11 @@ def decode_count(body: bytes) -> CountRequest:
     """What is to be counted. Raises `InvalidBody`."""
     fields = read(decode_object(body), PromptFields)
     tools = translate_tools(fields.tools, fields.tool_choice).tools
+    messages = translate(fields.messages, fields.system).messages
     chat = TokenizeRequest(
         model=fields.model,
-        messages=translate(fields.messages, fields.system).messages,
-        template=_template(fields),
+        messages=messages,
+        template=_template(fields, messages),
         add_special_tokens=False,
     )
     if not tools.definitions:
@@ -243,21 +243,16 @@ def _sampling(fields: MessageFields) -> SamplingParams:
     )
 
 
-def _template(fields: PromptFields) -> ChatTemplate:
-    """The last turn goes on when it is the assistant's. Templates that let a model think know one of these names."""
-    last = fields.messages[-1]
-    goes_on = last.role == "assistant" and not _calls(last)
+def _template(fields: PromptFields, messages: Sequence[Message]) -> ChatTemplate:
+    """What the assistant said last goes on. Templates that let a model think know one of these names."""
+    last = messages[-1]
+    goes_on = last.role == "assistant" and last.text != "" and not last.tool_calls
     effort = {} if fields.output_config.effort is None else {"reasoning_effort": fields.output_config.effort}
     return ChatTemplate(
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
         kwargs={"enable_thinking": fields.thinking.type != "disabled", **effort},
     )
-
-
-def _calls(message: WireMessage) -> bool:
-    blocks = message.content if isinstance(message.content, list) else ()
-    return any(isinstance(block, dict) and block.get("type") == "tool_use" for block in blocks)
 
 
 def _format(wire: OutputFormat | None) -> dict[str, Any] | None:

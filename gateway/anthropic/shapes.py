@@ -152,8 +152,8 @@ class ContentBlockStop(
 class Ending(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a message ended."""
 
-    stop_reason: StopReason | None
-    stop_sequence: str | None
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
 
 
 class MessageDeltaEvent(

@@ -260,6 +260,8 @@ def test_thinking_reaches_the_template_and_is_shown_when_it_was_asked_for(
         ("The answer is (", True),
         ([text("The answer is (")], True),
         ([text("a"), {"type": "tool_use", "id": "t", "name": "f", "input": {}}], False),
+        ([{"type": "thinking", "thinking": "Hm."}], False),
+        ("", False),
     ],
 )
 def test_the_assistants_last_message_goes_on(last: Any, goes_on: bool) -> None:

@@ -62,13 +62,13 @@ class EventStream:
         send: Send,
         encode: Callable[[Chunk], bytes],
         finish: Callable[[], bytes],
-        keep_alive: bytes = COMMENT,
         keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive: bytes = COMMENT,
     ) -> None:
         self._send = send
         self._encode = encode
         self._finish = finish
-        self._silence = Silence(send, keep_alive, keep_alive_s)
+        self._silence = Silence(send, keep_alive_s, keep_alive)
         self._last: bytes | None = None
         self.has_begun = False
         self.usage: Usage | None = None
@@ -111,16 +111,16 @@ class EventStream:
 
 
 class Silence:
-    """Breaks long silences of a stream with a `word`, so that proxies keep the connection. One timer, re-armed."""
+    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed."""
 
-    def __init__(self, send: Send, word: bytes, interval_s: float) -> None:
+    def __init__(self, send: Send, interval_s: float, comment: bytes) -> None:
         self._send = send
-        self._word = word
         self._interval_s = interval_s
+        self._told = comment
         self._loop = asyncio.get_running_loop()
         self._spoke_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._speech: asyncio.Task[None] | None = None
+        self._comment: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """From now on."""
@@ -128,31 +128,31 @@ class Silence:
         self._timer = self._loop.call_later(self._interval_s, self._check)
 
     def stop(self) -> None:
-        """No more words. One that still waits behind a slow reader is dropped, and nothing waits for it."""
+        """No more comments. One that still waits behind a slow reader is dropped, and nothing waits for it."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._speech is not None:
-            self._speech.cancel()
-            self._speech = None
+        if self._comment is not None:
+            self._comment.cancel()
+            self._comment = None
 
     async def over(self) -> None:
-        """The stream is about to speak; wait for a word that is being sent, since events must not mix."""
+        """The stream is about to speak; wait for a comment that is being sent, since events must not mix."""
         self._spoke_at = self._loop.time()
-        if self._speech is not None:
-            await asyncio.shield(self._speech)
+        if self._comment is not None:
+            await asyncio.shield(self._comment)
 
     def _check(self) -> None:
         left = self._spoke_at + self._interval_s - self._loop.time()
-        if left <= 0 and self._speech is None:
-            self._speech = self._loop.create_task(self._speak())
+        if left <= 0 and self._comment is None:
+            self._comment = self._loop.create_task(self._speak())
             left = self._interval_s
         self._timer = self._loop.call_later(max(left, 0.001), self._check)
 
     async def _speak(self) -> None:
         with suppress(OSError):  # some servers raise it when the client has left, which the watcher sees too
-            await self._send(_body(self._word, more=True))
+            await self._send(_body(self._told, more=True))
         self._spoke_at = self._loop.time()
-        self._speech = None
+        self._comment = None
 
 
 def _body(data: bytes, *, more: bool) -> Message:

@@ -25,7 +25,8 @@ from gateway.api.embeddings import embeddings_dialect
 from gateway.api.errors import answer_exception
 from gateway.api.exchange import stamp
 from gateway.api.generating import Generating
-from gateway.api.health import metrics_route, open_routes
+from gateway.api.health import load_route, metrics_route, open_routes
+from gateway.api.messages import count_tokens_route, messages_dialect
 from gateway.api.models import model_routes
 from gateway.api.responses import responses_dialect, stored_response_route
 from gateway.api.tokens import token_routes
@@ -46,6 +47,7 @@ from gateway.tenants import KeyRing
 
 EXPOSED = (
     "x-request-id",
+    "request-id",
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
@@ -145,10 +147,16 @@ class Front:
         gate = Gate(self.keys)
         generating = [
             Generating(dialect(self.settings.wire), gate, self.dispatcher, self.replays, limit).handler()
-            for dialect in (chat_dialect, completion_dialect, responses_dialect, embeddings_dialect)
+            for dialect in (chat_dialect, completion_dialect, responses_dialect, messages_dialect, embeddings_dialect)
         ]
-        tokens = token_routes(self.routing, limit)
-        guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]
+        guarded = [
+            *model_routes(self.routing),
+            *token_routes(self.routing, limit),
+            count_tokens_route(self.routing, limit),
+            stored_response_route(),
+            metrics_route(self.metrics),
+            load_route(self.lanes),
+        ]
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),

@@ -1,4 +1,4 @@
-"""The one table: exception → HTTP status, OpenAI's type and code, and when to come back."""
+"""The one table: exception → HTTP status, OpenAI's type and code, and when to come back. Families tell it their way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway import errors as front
 from gateway import log
 from gateway.api.body import ClientLeft
 from gateway.api.exchange import Exchange
-from gateway.openai.errors import envelope
+from gateway.openai.errors import Fault
 
 logger = logging.getLogger(f"{log.ROOT}.front")
 
@@ -85,12 +85,19 @@ def reply_to(error: Exception, exchange: Exchange, too_long_param: str | None = 
     if isinstance(error, backend.PromptTooLong) and param is None:
         param = too_long_param
     _report(error, row.status, exchange)
-    headers = [JSON, *_when_to_come_back(error, row)]
+    headers = _when_to_come_back(error, row)
     if row.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     report = error.report if isinstance(error, front.LimitReached) else None
-    body = envelope(row.message or str(error), _type_of(error, row), param, code, report)
-    return Reply(row.status, body, tuple(headers))
+    fault = Fault(
+        status=row.status,
+        type=_type_of(error, row),
+        message=row.message or str(error),
+        param=param,
+        code=code,
+        limit=report,
+    )
+    return _reply(fault, exchange, *headers)
 
 
 def _type_of(error: Exception, row: Row) -> str:
@@ -119,8 +126,14 @@ def method_refused(exchange: Exchange, allow: str) -> Reply:
     """405 on a known path; `allow` are its methods, comma-separated."""
     wanted = [method for method in allow.split(", ") if method not in ("HEAD", "OPTIONS")]
     message = f"Not allowed to {exchange.method[:20]} on {exchange.path[:200]} (HINT: use {' or '.join(wanted)})."
-    body = envelope(message, INVALID, None, "method_not_supported")
-    return Reply(405, body, (JSON, (b"allow", allow.encode())))
+    fault = Fault(status=405, type=INVALID, message=message, code="method_not_supported")
+    return _reply(fault, exchange, (b"allow", allow.encode()))
+
+
+def _reply(fault: Fault, exchange: Exchange, *headers: tuple[bytes, bytes]) -> Reply:
+    """`fault` as the family of the route tells it."""
+    family = exchange.family
+    return Reply(family.status(fault), family.body(fault, exchange.shown_id), (JSON, *headers))
 
 
 def _http_reply(error: HTTPException, exchange: Exchange) -> Reply:
@@ -130,11 +143,11 @@ def _http_reply(error: HTTPException, exchange: Exchange) -> Reply:
         return method_refused(exchange, ", ".join(sorted({*allow.split(", "), "OPTIONS"} - {""})))
     if isinstance(error, NotFoundException):
         message = f"Invalid URL ({exchange.method[:20]} {exchange.path[:200]})"
-        return Reply(404, envelope(message, INVALID, None, None), (JSON,))
+        return _reply(Fault(status=404, type=INVALID, message=message), exchange)
     _report(error, error.status_code, exchange)
     is_ours = error.status_code >= 500
     message = BROKEN if is_ours else error.detail
-    return Reply(error.status_code, envelope(message, SERVER if is_ours else INVALID, None, None), (JSON,))
+    return _reply(Fault(status=error.status_code, type=SERVER if is_ours else INVALID, message=message), exchange)
 
 
 def _report(error: Exception, status: int, exchange: Exchange) -> None:

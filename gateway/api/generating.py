@@ -221,7 +221,8 @@ class Generating:
         """Answer event by event; the status of how it ended, which the client sees only if nothing was sent before."""
         exchange = task.exchange
         exchange.fail_stream = encoder.fail
-        events = EventStream(send, encoder.encode, encoder.finish, self._dialect.options.keep_alive_s)
+        keep_alive_s, keep_alive = self._dialect.options.keep_alive_s, exchange.family.keep_alive
+        events = EventStream(send, encoder.encode, encoder.finish, keep_alive_s, keep_alive)
         limit = asyncio.timeout(self._patience_s(task.order.request))
         try:
             job = self._job(task, recording, events.last, "text/event-stream; charset=utf-8")

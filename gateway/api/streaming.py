@@ -16,10 +16,10 @@ from litestar.types import Message, Receive, Send
 
 from backends.types import Chunk, Usage
 from gateway.errors import LEFT
+from gateway.openai.sse import COMMENT
 
 ResultT = TypeVar("ResultT")
 
-KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -62,11 +62,12 @@ class EventStream:
         encode: Callable[[Chunk], bytes],
         finish: Callable[[], bytes],
         keep_alive_s: float = 0.0,
+        keep_alive: bytes = COMMENT,
     ) -> None:
         self._send = send
         self._encode = encode
         self._finish = finish
-        self._silence = Silence(send, keep_alive_s)
+        self._silence = Silence(send, keep_alive_s, keep_alive)
         self._last: bytes | None = None
         self.has_begun = False
         self.usage: Usage | None = None
@@ -114,9 +115,10 @@ class Silence:
     An interval of 0 breaks none.
     """
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, interval_s: float, comment: bytes) -> None:
         self._send = send
         self._interval_s = interval_s
+        self._told = comment
         self._loop = asyncio.get_running_loop()
         self._spoke_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -152,7 +154,7 @@ class Silence:
 
     async def _speak(self) -> None:
         with suppress(OSError):  # some servers raise it when the client has left, which the watcher sees too
-            await self._send(_body(KEEP_ALIVE, more=True))
+            await self._send(_body(self._told, more=True))
         self._spoke_at = self._loop.time()
         self._comment = None
 

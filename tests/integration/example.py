@@ -19,6 +19,7 @@ def run_example(
     program = "sh" if name.endswith(".sh") else str(python)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environ = {"OPENAI_BASE_URL": f"{address}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": model, "PATH": path}
+    environ |= {"ANTHROPIC_BASE_URL": address, "ANTHROPIC_API_KEY": "any", "ANTHROPIC_MODEL": model}
     argv = [program, str(EXAMPLES / name), *arguments]
     done = subprocess.run(argv, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S)
     assert done.returncode == 0, done.stderr

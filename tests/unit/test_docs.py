@@ -19,6 +19,7 @@ from backends.hf.options import HFOptions
 from backends.registry import backend_class, convert_options
 from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
+from gateway.anthropic.messages import IgnoredMessageFields, MessageFields
 from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER
 from gateway.app import EXPOSED
 from gateway.cli.main import app
@@ -158,8 +159,7 @@ NEVER_OBEYED = {
 def test_every_field_of_a_body_is_in_the_table_of_compatibility_with_what_becomes_of_it(
     column: int, route: str
 ) -> None:
-    text = section_of("docs/compatibility.md", "## Fields")
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    cells = table_of("## Fields")
     told = {row[0].strip("`"): row[column] for row in cells if row[column] != "–"}
 
     known = dict.fromkeys(OBEYED[route], "obeyed")
@@ -168,6 +168,20 @@ def test_every_field_of_a_body_is_in_the_table_of_compatibility_with_what_become
 
     assert told == known
     assert len(cells) == len({row[0] for row in cells})
+
+
+def test_every_field_of_a_message_is_in_its_table_of_compatibility() -> None:
+    cells = table_of("## Anthropic's messages")
+
+    known = dict.fromkeys(names_of(MessageFields), "obeyed") | dict.fromkeys(names_of(IgnoredMessageFields), "ignored")
+    assert {row[0].strip("`"): row[1] for row in cells} == known
+    assert len(cells) == len(known)
+
+
+def table_of(title: str) -> list[list[str]]:
+    """The rows under a title of the document of compatibility, whose first cell is a field."""
+    text = section_of("docs/compatibility.md", title)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
 
 
 def test_what_a_running_server_takes_over_is_documented() -> None:

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 POSTS = (CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize")
-GETS = ("/v1/models", "/v1/models/scripted", "/metrics", "/health", "/ready", "/ping", "/version", "/", "/api/hello")
+GETS = (
+    "/v1/models",
+    "/v1/models/scripted",
+    "/metrics",
+    "/load",
+    "/health",
+    "/ready",
+    "/ping",
+    "/version",
+    "/",
+    "/api/hello",
+)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +162,23 @@ def test_keys_guard_everything_but_the_probes(serve: Serve) -> None:
     front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)))
 
     with front.client() as client:
-        closed = {path: client.get(path).status_code for path in ("/v1/models", "/v1/models/scripted", "/metrics")}
-        more = ("/v1/responses/input_tokens", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel")
+        closed = {
+            path: client.get(path).status_code for path in ("/v1/models", "/v1/models/scripted", "/metrics", "/load")
+        }
+        more = ["/v1/responses/input_tokens", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel"]
+        more += ["/v1/messages", "/v1/messages/count_tokens"]
         closed |= {path: client.post(path, json=BODY).status_code for path in (*POSTS, *more)}
         opened = [client.get(path).status_code for path in ("/health", "/ready", "/ping", "/version")]
-        opened += [client.head("/").status_code, client.options(CHAT).status_code]
+        opened += [
+            client.head("/").status_code,
+            client.head("/api/hello").status_code,
+            client.options(CHAT).status_code,
+        ]
         wrong = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-wrong-wrong-wrong"})
         right = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-the-only-key-99"})
 
     assert set(closed.values()) == {401}
-    assert opened == [200, 200, 200, 200, 200, 204]
+    assert opened == [200, 200, 200, 200, 200, 200, 204]
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
     assert "wrong-wrong" not in wrong.text
     assert right.status_code == 200

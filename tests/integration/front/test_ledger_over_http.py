@@ -33,12 +33,14 @@ GENERATING: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "scripted", "prompt": "x", "max_tokens": 2, "script": says(2)},
     "/v1/embeddings": {"model": "scripted", "input": "x"},
     "/v1/responses": {"model": "scripted", "input": "x", "max_output_tokens": 2, "script": says(2)},
+    "/v1/messages": chat(max_tokens=2, script=says(2)),
 }
 GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/ping": {},
     "/tokenize": {"prompt": "a b"},
     "/detokenize": {"tokens": [1]},
     "/v1/responses/input_tokens": {"input": "a b"},
+    "/v1/messages/count_tokens": chat(),
     **{f"/v1/responses/{{response_id:str}}{what}": {} for what in ("", "/cancel", "/input_items")},
 }
 
@@ -98,6 +100,7 @@ def test_every_route_that_generates_leaves_one_settle_row_a_request(serve: Serve
         ("chat", "ok", "reported", 1, 2),
         ("completions", "ok", "reported", 1, 2),
         ("responses", "ok", "reported", 1, 2),
+        ("messages", "ok", "reported", 1, 2),
         ("embeddings", "ok", "reported", 1, 0),
     }
     assert {row.tenant for row in rows} == {"acme"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 from openai import APIError, BadRequestError, NotFoundError
 from openai.types.responses import (
     ResponseCustomToolCall,
@@ -450,3 +451,25 @@ def test_a_coding_agent_is_answered_and_told_apart_from_what_is_unknown(
     for kind in ("web_search_call", "local_shell_call", "ghost_snapshot", "web_search", "namespace", "tool_search"):
         assert kind in line
     assert "secret" not in line
+
+
+def test_a_coding_agent_that_packs_its_history_is_answered_alike(front: Front) -> None:
+    """Codex CLI packs what it sends, and names its conversation and itself in headers."""
+    packed = zstandard.compress(json.dumps(agent_request()).encode())
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": "zstd",
+        "accept": "text/event-stream",
+        "originator": "codex_cli_rs",
+        "conversation_id": "0199-thread",
+        "session_id": "0199-thread",
+        "version": "0.60.0",
+        "user-agent": "codex_cli_rs/0.60.0 (Linux; x86_64)",
+    }
+    with front.client(headers=headers) as client:
+        reply = client.post(PATH, content=packed)
+
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    kinds = [line.removeprefix("event: ") for line in reply.text.splitlines() if line.startswith("event: ")]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert kinds == [kind for kind, _ in stream(front, **agent_request())]

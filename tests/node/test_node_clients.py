@@ -11,11 +11,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.config import ServerOptions
 from gateway.rules import Scope
-from tests.integration.front.books import Books, bearer, chat
+from tests.integration.front.books import Books, bearer, chat, says
 from tests.integration.front.front_server import CHAT, Front, running
 
 HERE = Path(__file__).parent
@@ -26,27 +28,42 @@ Environ = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environ]:
-    """A server, as `server.mjs` finds it, with a key for each thing that may happen to the holder of a key."""
-    folder = tmp_path_factory.mktemp("front")
-    with closing(Books(folder)) as books:
-        keys = {
-            "all": books.made().secret,
-            "standardLane": books.made(lanes=["standard"], default_lane="standard").secret,
-            "twoASecond": books.made("busy", rpm=120).secret,
-            "rateReached": books.made("eager", rpm=1).secret,
-            "budgetSpent": books.made("poor").secret,
-        }
-        books.accounts.set_limit(Scope("tenant", "poor"), "tokens", 1, period="day")
-        with running(books.settings(), folder) as front:
-            use_up(front, keys["rateReached"])
-            yield {"LANEWAY_URL": front.url, "LANEWAY_KEYS": json.dumps(keys)}
+def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
+    with closing(Books(tmp_path_factory.mktemp("books"))) as books:
+        yield books
 
 
-def use_up(front: Front, secret: str) -> None:
-    """The one request a minute that the key has."""
+@pytest.fixture(scope="module")
+def front(books: Books, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    settings = books.settings(server=ServerOptions(max_body_bytes=1 << 20))
+    with running(settings, tmp_path_factory.mktemp("front")) as front:
+        yield front
+
+
+@pytest.fixture
+def environ(front: Front, books: Books) -> Environ:
+    """Where `server.mjs` finds the server, and a key for each thing that may happen to the holder of one.
+
+    They are made anew for each file, since the rate that is reached has room again after a minute.
+    """
+    poor = books.made()
+    books.accounts.set_limit(Scope("key", poor.row.id), "tokens", 20, period="prepaid")
+    keys = {
+        "all": books.made().secret,
+        "standardLane": books.made(lanes=["standard"], default_lane="standard").secret,
+        "twoASecond": books.made(rpm=120).secret,
+        "rateReached": books.made(rpm=1).secret,
+        "creditExhausted": poor.secret,
+    }
+    use_up(front, keys["rateReached"])
+    use_up(front, keys["creditExhausted"], max_tokens=19, script=says(19))
+    return {"LANEWAY_URL": front.url, "LANEWAY_KEYS": json.dumps(keys)}
+
+
+def use_up(front: Front, secret: str, **fields: Any) -> None:
+    """The one request that the key has."""
     with front.client(headers=bearer(secret)) as client:
-        assert client.post(CHAT, json=chat()).status_code == 200
+        assert client.post(CHAT, json=chat(**fields)).status_code == 200
 
 
 def run(*arguments: str, environ: Environ, folder: Path = HERE) -> str:

@@ -1,4 +1,4 @@
-"""Clients in JavaScript against a running Laneway: each `*.test.mjs` below this folder is one test.
+"""Clients in JavaScript against a running Laneway: each `*.test.mjs` below this folder is one test, and each example.
 
 `make node-clients` runs this module; `make test` leaves the folder out, because it needs Node and these packages.
 """
@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.integration.front.books import Books, bearer, chat, says
 from tests.integration.front.front_server import CHAT, Front, running
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples" / "node"
 FILES = sorted(str(path.relative_to(HERE)) for path in HERE.glob("*/*.test.mjs"))
 IN_TIME_S = 60.0
 
@@ -76,6 +78,31 @@ def run(*arguments: str, environ: Environ, folder: Path = HERE) -> str:
     return done.stdout
 
 
+def run_example(name: str, *arguments: str, front: Front, books: Books, folder: Path) -> str:
+    """What it prints where a user would have it, beside its packages."""
+    (folder / "node_modules").symlink_to(HERE / "node_modules")
+    copy(EXAMPLES / name, folder)
+    environ = {"OPENAI_BASE_URL": f"{front.url}/v1", "OPENAI_API_KEY": books.made().secret, "OPENAI_MODEL": ""}
+    return run(name, *arguments, environ=environ, folder=folder)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_client_meets_what_it_expects(environ: Environ, file: str) -> None:
     run("--test", "--test-reporter=spec", file, environ=environ)
+
+
+def test_the_example_of_the_openai_sdk_prints_the_answer_and_its_counts(
+    front: Front, books: Books, tmp_path: Path
+) -> None:
+    printed = run_example("openai.mjs", "one two three", front=front, books=books, folder=tmp_path)
+
+    assert printed == "one two three\n[3 prompt tokens, 4 completion tokens]\n"
+
+
+def test_the_example_of_vercels_sdk_prints_its_answers_and_passes_the_history_on(
+    front: Front, books: Books, tmp_path: Path
+) -> None:
+    printed = run_example("vercel.mjs", "one two three", front=front, books=books, folder=tmp_path)
+
+    assert printed.startswith("one two three\n[3 input tokens, 4 output tokens]\none two three")
+    assert printed.endswith("\n[9 input tokens, 10 output tokens]\n")

@@ -64,9 +64,16 @@ test('aborting the helpers of streams reaches the backend', async () => {
 
 test('a time-out of the client reaches the backend, for each of its tries', async () => {
   const before = await count('cancelled');
-  const asked = client({ timeout: 200, maxRetries: 1 }).chat.completions.create({ model, messages, ...slow });
+  const asked = client({ timeout: 1000, maxRetries: 1 }).chat.completions.create({ model, messages, ...slow });
 
   await assert.rejects(asked, APIConnectionTimeoutError);
   await eventually(async () => (await count('cancelled')) === before + 2, 'both cancels arrive');
   assert.equal(await count('running'), 0);
+});
+
+test('the time-out of a call, which the SDK announces, ends the work, also where nobody sees the client leave', async () => {
+  const deaf = client({ fetch: (url, { signal, ...init }) => fetch(url, init) });
+  const asked = deaf.chat.completions.create({ model, messages, ...slow }, { timeout: 1000 });
+
+  await assert.rejects(asked, { status: 504, code: 'deadline_exceeded' });
 });

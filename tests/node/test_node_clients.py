@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from shutil import copy
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -69,13 +71,22 @@ def use_up(front: Front, secret: str, **fields: Any) -> None:
 
 
 def run(*arguments: str, environ: Environ, folder: Path = HERE) -> str:
-    """What Node prints; all of it is shown when it fails."""
-    done = subprocess.run(
-        ["node", *arguments], cwd=folder, env=os.environ | environ, capture_output=True, text=True, timeout=IN_TIME_S
-    )
+    """What Node prints; all of it is shown when it fails or does not end."""
+    argv = ["node", *arguments]
+    try:
+        done = subprocess.run(
+            argv, cwd=folder, env=os.environ | environ, stdout=PIPE, stderr=STDOUT, text=True, timeout=IN_TIME_S
+        )
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"not within {IN_TIME_S:g} s: {' '.join(argv)}\n{_text(late.stdout)}", pytrace=False)
     if done.returncode:
-        pytest.fail(done.stdout + done.stderr, pytrace=False)
+        pytest.fail(done.stdout, pytrace=False)
     return done.stdout
+
+
+def _text(printed: str | bytes | None) -> str:
+    """What was printed by a process that was ended is in bytes, whatever was asked for."""
+    return printed.decode() if isinstance(printed, bytes) else printed or ""
 
 
 def run_example(name: str, *arguments: str, front: Front, books: Books, folder: Path) -> str:
@@ -88,7 +99,7 @@ def run_example(name: str, *arguments: str, front: Front, books: Books, folder: 
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_client_meets_what_it_expects(environ: Environ, file: str) -> None:
-    run("--test", "--test-reporter=spec", file, environ=environ)
+    run("--test-reporter=spec", file, environ=environ)
 
 
 def test_the_example_of_the_openai_sdk_prints_the_answer_and_its_counts(
@@ -106,3 +117,11 @@ def test_the_example_of_vercels_sdk_prints_its_answers_and_passes_the_history_on
 
     assert printed.startswith("one two three\n[3 input tokens, 4 output tokens]\none two three")
     assert printed.endswith("\n[9 input tokens, 10 output tokens]\n")
+
+
+def test_the_packages_are_exact_and_come_from_the_public_registry_alone() -> None:
+    asked = json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    lock = (HERE / "package-lock.json").read_text(encoding="utf-8")
+
+    assert [version for version in asked.values() if not re.fullmatch(r"\d+\.\d+\.\d+", version)] == []
+    assert set(re.findall(r'"resolved": "(https?://[^/]+/)', lock)) <= {"https://registry.npmjs.org/"}

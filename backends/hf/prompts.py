@@ -38,12 +38,12 @@ def prepare(
 ) -> Work:
     """Check, render, encode, measure. Raises `InvalidRequest`, `UnsupportedParameter` or `PromptTooLong`."""
     check_supported(request)
-    _check_ids(request.sampling.stop_token_ids, welcome.vocab_size, "stop_token_ids")
+    check_ids(request.sampling.stop_token_ids, welcome.vocab_size, "stop_token_ids")
     field = "prompt" if request.messages is None else "messages"
     prompts = tuple(_prompts(request, tokenizer))
     submits: list[Submit] = []
     for prompt in prompts:
-        _check_ids(prompt.token_ids, welcome.vocab_size, field)
+        check_ids(prompt.token_ids, welcome.vocab_size, field)
         room = _room(prompt, request.sampling, welcome, field)
         submits += _submits(request, prompt, welcome, _cap(request.sampling.max_tokens, room, max_output_tokens))
     return Work(prompts, tuple(submits))
@@ -93,7 +93,7 @@ def _prompt(prompt: str | tuple[int, ...], request: GenerateRequest, tokenizer: 
         ids = tokenizer.encode(prompt, request.add_special_tokens)
         echo = prompt if echoes else ""
     else:
-        _check_ids(prompt, tokenizer.vocab_size, "prompt")
+        check_ids(prompt, tokenizer.vocab_size, "prompt")
         ids = list(prompt)
         echo = tokenizer.decode(ids, request.sampling.skip_special_tokens) if echoes else ""
     if not ids:
@@ -152,8 +152,11 @@ def _submits(request: GenerateRequest, prompt: Prompt, welcome: Welcome, max_tok
     ]
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
-    """Ids reach the engine only when the model has them: one wrong index would break the step of everybody."""
+def check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Ids reach the engine only when the model has them: one wrong index would break the step of everybody.
+
+    Raises `InvalidRequest`.
+    """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise InvalidRequest(f"Token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=field)

@@ -92,6 +92,7 @@ def test_the_configuration_is_accepted_as_it_is_and_with_all_that_is_optional(
 
 
 def test_every_example_is_listed_in_the_readme() -> None:
-    listed = re.findall(r"\[`([\w.]+)`\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    listed = re.findall(r"\[`([\w./]+)`\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
 
-    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.*") if path.name != "README.md")
+    there = [path.relative_to(EXAMPLES) for path in [*EXAMPLES.glob("*.*"), *EXAMPLES.glob("node/*.mjs")]]
+    assert sorted(listed) == sorted(str(path) for path in there if path.name != "README.md")

@@ -20,7 +20,7 @@ from backends.registry import backend_class, convert_options
 from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
 from gateway.anthropic.messages import IgnoredMessageFields, MessageFields
-from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER
+from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER, WHOLE_SILENCE_HEADER
 from gateway.app import EXPOSED
 from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
@@ -194,7 +194,8 @@ def test_what_a_running_server_takes_over_is_documented() -> None:
 def test_the_headers_that_clients_send_and_read_are_documented() -> None:
     sent, read = (section_of("docs/configuration.md", f"## {which} headers") for which in ("Request", "Reply"))
 
-    assert [name for name in (LANE_HEADER, TIMEOUT_HEADER, SILENCE_HEADER, HEADER) if f"`{name}`" not in sent] == []
+    names = (LANE_HEADER, TIMEOUT_HEADER, SILENCE_HEADER, WHOLE_SILENCE_HEADER, HEADER)
+    assert [name for name in names if f"`{name}`" not in sent] == []
     assert [name for name in EXPOSED if f"`{name}`" not in read] == []
 
 

@@ -185,12 +185,15 @@ def test_the_sdk_raises_its_own_classes(front: Front) -> None:
             client.responses.create(model="nope", input="hi")
         with pytest.raises(BadRequestError) as earlier:
             client.responses.create(model="scripted", input="hi", previous_response_id="resp_x")
+        with pytest.raises(NotFoundError) as referred:
+            client.responses.create(model="scripted", input=[{"type": "item_reference", "id": "msg_x"}])
         for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(NotFoundError, match="resp_x"):
                 ask("resp_x")
 
     assert unknown.value.code == "model_not_found"
     assert (earlier.value.code, earlier.value.param) == ("previous_response_not_found", "previous_response_id")
+    assert (referred.value.type, referred.value.code, referred.value.param) == ("invalid_request_error", None, "input")
 
 
 def test_the_sdk_counts_the_tokens_of_an_input(front: Front) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from backends.errors import InvalidRequest, UnsupportedParameter
 from backends.types import GenerateRequest, MediaPart, Message, TextPart, ToolCall
-from gateway.errors import InvalidBody
+from gateway.errors import InvalidBody, ResponseNotFound
 from gateway.openai.caller import Caller
 from gateway.openai.responses import (
     ResponseRequest,
@@ -111,12 +111,20 @@ def test_a_second_text_or_thought_begins_a_message_of_its_own() -> None:
 
 
 def test_kinds_of_items_and_tools_that_nothing_knows_are_left_out_and_named_once() -> None:
-    skipped = [{"type": "web_search_call", "action": {}}, {"type": "item_reference", "id": "x"}, {"type": "x"}]
+    skipped = [{"type": "web_search_call", "action": {}}, {"type": "x"}]
     request = decoded(input=[{"role": "user", "content": "a"}, *skipped, *skipped], tools=[WEB, TOOL, WEB])
 
     assert request.items.messages == (said("user", "a"),)
-    assert request.left_out == ("web_search_call", "item_reference", "x", "web_search")
+    assert request.left_out == ("web_search_call", "x", "web_search")
     assert [tool["function"]["name"] for tool in request.tools.tools.definitions] == ["f"]
+
+
+def test_an_item_that_is_only_referred_to_is_not_left_out_without_a_word() -> None:
+    with pytest.raises(ResponseNotFound, match="Item with id 'msg_x' not found") as caught:
+        decoded(input=[{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_x"}])
+
+    assert caught.value.param == "input"
+    assert fault(input=[{"type": "item_reference"}]).param == "input[0].id"
 
 
 def test_null_is_the_same_as_absent() -> None:

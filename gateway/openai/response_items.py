@@ -102,7 +102,7 @@ class ReasoningInput(Struct, frozen=True, kw_only=True):
         return "\n".join(piece.text for piece in self.content or self.summary)
 
 
-_KINDS: dict[str, type[Struct]] = {
+KINDS: dict[str, type[Struct]] = {
     "message": MessageInput,
     "function_call": FunctionCallInput,
     "function_call_output": CallOutputInput,
@@ -138,8 +138,8 @@ def _read_items(wire: Sequence[Any], skipped: list[str]) -> Iterator[Struct]:
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a string", kind)
-        if kind in _KINDS:
-            yield read(item, _KINDS[kind], path)
+        if kind in KINDS:
+            yield read(item, KINDS[kind], path)
         else:
             skipped.append(kind)
 

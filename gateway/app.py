@@ -21,6 +21,7 @@ from gateway.api.auth import Gate
 from gateway.api.bare_paths import BarePaths
 from gateway.api.chat import chat_dialect
 from gateway.api.completions import completion_dialect
+from gateway.api.docs import docs_routes
 from gateway.api.embeddings import embeddings_dialect
 from gateway.api.errors import answer_exception
 from gateway.api.exchange import stamp
@@ -160,6 +161,7 @@ class Front:
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),
+            *(docs_routes() if self.settings.server.docs else ()),
             Router("/", route_handlers=guarded, guards=[gate.guard()]),
             *admin_routes(gate, self._admin_deps()),
         ]

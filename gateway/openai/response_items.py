@@ -110,7 +110,7 @@ class ItemReference(Struct, frozen=True, kw_only=True):
 
 
 REFERENCE = "item_reference"
-_KINDS: dict[str, type[Struct]] = {
+KINDS: dict[str, type[Struct]] = {
     "message": MessageInput,
     "function_call": FunctionCallInput,
     "function_call_output": CallOutputInput,
@@ -148,8 +148,8 @@ def _read_items(wire: Sequence[Any], skipped: list[str]) -> Iterator[Struct]:
             raise wrong_type(f"{path}.type", "a string", kind)
         if kind == REFERENCE:
             raise _not_stored(item, path)
-        if kind in _KINDS:
-            yield read(item, _KINDS[kind], path)
+        if kind in KINDS:
+            yield read(item, KINDS[kind], path)
         else:
             skipped.append(kind)
 

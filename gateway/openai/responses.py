@@ -56,6 +56,8 @@ class ReasoningOptions(Struct, frozen=True, kw_only=True):
     """How hard to think; it reaches templates that know it. Thoughts are shown as they are, never summed up."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    mode: str | None = None  # this and the next are known, and have no effect
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 

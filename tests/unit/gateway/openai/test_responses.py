@@ -242,6 +242,17 @@ def test_a_choice_is_that_of_a_chat() -> None:
         ({"metadata": {"a": 5}}, "metadata", "invalid_type"),
         ({"store": 1}, "store", "invalid_type"),
         ({"service_tier": "gold"}, "service_tier", "invalid_value"),
+        ({"reasoning": {"context": "some"}}, "reasoning.context", "invalid_value"),
+        (
+            {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+            "missing_required_parameter",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "ebnf"}}]},
+            "tools[0].format.syntax",
+            "invalid_value",
+        ),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "invalid_value"),
         ({"text": {"format": {}}}, "text.format.type", "missing_required_parameter"),

@@ -12,7 +12,7 @@ import msgspec
 Json: TypeAlias = Mapping[str, Any]
 
 STYLE = Path(__file__).with_suffix(".css")
-GROUPS = (("OpenAI's routes", "/v1/"), ("Operators", "/admin/"), ("Server", "/"))  # title, how its paths begin
+GROUPS = (("Clients", "/v1/"), ("Operators", "/admin/"), ("Server", "/"))  # title, how its paths begin
 BOUNDS = (  # of a schema: its keyword, how it reads
     ("minimum", "from {}"),
     ("exclusiveMinimum", "above {}"),

@@ -69,7 +69,10 @@ def grammar_from_schema(schema: object, param: str) -> str:
         grammar = LLMatcher.grammar_from_json_schema(decoded, defaults=JSON_DEFAULTS, overrides=JSON_STYLE)
     except (ValueError, RecursionError) as error:
         raise _invalid(param, str(error)) from None
-    return _checked(grammar, param)
+    problem = LLMatcher.validate_grammar(grammar)
+    if problem:
+        raise _invalid(param, _broken_pattern(decoded) or problem)
+    return grammar
 
 
 def grammar_from_regex(regex: object, param: str) -> str:
@@ -145,6 +148,23 @@ BUILDERS = {
 }
 
 
+def _broken_pattern(schema: object) -> str | None:
+    """The first `pattern` in a schema that is no regular expression, and why: the report of the whole names none."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            pattern = value.get("pattern")
+            if isinstance(pattern, str):
+                problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+                if problem:
+                    return f"pattern {pattern[:60]!r}: {_reason(problem)}"
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return None
+
+
 def _checked(grammar: str, param: str) -> str:
     problem = LLMatcher.validate_grammar(grammar)
     if problem:
@@ -153,11 +173,15 @@ def _checked(grammar: str, param: str) -> str:
 
 
 def _invalid(param: str, reason: str) -> InvalidRequest:
-    """A short reason: of a long report, the line that says what is wrong."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "it cannot be compiled")
+    """With a short reason: of a long report, the line that says what is wrong."""
     code = None if param == "response_format" or param.startswith("tools[") else "invalid_value"
-    return InvalidRequest(f"Invalid '{param}': {line.removeprefix('error: ')[:SHOWN_CHARS]}", param=param, code=code)
+    return InvalidRequest(f"Invalid '{param}': {_reason(reason)[:SHOWN_CHARS]}", param=param, code=code)
+
+
+def _reason(report: str) -> str:
+    lines = [line.strip() for line in report.splitlines() if line.strip()]
+    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "it cannot be compiled")
+    return line.removeprefix("error: ")
 
 
 def _check_size(text: str, limit: int, param: str) -> None:

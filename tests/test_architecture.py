@@ -25,7 +25,8 @@ OWNERS = {
     "litestar": ("gateway.api", "gateway.app"),
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf"), ("backends.hf",)),
     "huggingface_hub": ("backends.hf",),
-    **dict.fromkeys(("brotli", "zstandard"), ("gateway.api.codings",)),
+    "brotli": ("gateway.api.codings",),
+    "zstandard": ("gateway.api.codings", "gateway.conformance"),
     **dict.fromkeys(
         ("httpx", "httpx2", "requests", "aiohttp", "urllib.request", "http.client"),
         ("backends.upstream", "gateway.conformance", "gateway.cli", "gateway.webhooks"),

@@ -13,6 +13,7 @@ from backends.errors import ConfigError
 from gateway.cli.audit import audit
 from gateway.cli.bench.command import bench
 from gateway.cli.config import config_commands
+from gateway.cli.conformance import conformance
 from gateway.cli.explain import explain
 from gateway.cli.init import init
 from gateway.cli.keys import keys
@@ -58,7 +59,7 @@ app.command()(serve)
 app.command()(init)
 for group in (keys, tenants, projects, limits, prices, ledger, config_commands):
     app.add_typer(group)
-for command in (usage, explain, top, audit, bench, openapi):
+for command in (usage, explain, top, audit, bench, conformance, openapi):
     app.command()(command)
 
 

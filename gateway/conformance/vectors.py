@@ -1,21 +1,23 @@
 """The table of validation: one change to a good request, and the status, param and code that it must be answered with.
 
-Rows of one number belong together. 79 and 80 are about what is no JSON object, no route and no method of one; numbers
-that are missing belong to other routes.
+Rows of one number belong together. 79 and 80 are about what is no JSON object, no route and no method of one. 78 is
+answered in the envelope of its own route.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, EMBEDDINGS, MESSAGES = "/v1/responses", "/v1/embeddings", "/v1/messages"
 TYPE = "invalid_request_error"
 
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 ABSENT = object()  # as a value of a change: the member is left out
 USER = {"role": "user", "content": "hi"}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -50,23 +52,44 @@ class Vector(Struct, frozen=True, kw_only=True):
     @property
     def may_stream(self) -> bool:
         """Whether the same must be said when the answer is to be streamed: the change is not itself about streams."""
-        return self.body is None and self.method == "POST" and not {"stream", "stream_options"} & set(self.change)
+        is_change = self.body is None and self.method == "POST" and self.route != EMBEDDINGS
+        return is_change and not {"stream", "stream_options"} & set(self.change)
 
     def expected_status(self, *, strict: bool) -> int:
         """The status in a mode."""
         return self.strict_status if strict and self.strict_status is not None else self.status
 
-    def payload(self, model: str, *, stream: bool = False) -> bytes:
-        """The body to send to a server of `model`."""
+    def payload(self, model: str, *, stream: bool = False, strict: bool = False, cap: int | None = None) -> bytes:
+        """The body to send to a server of `model`. Where it is accepted the answer is held to `cap` tokens, unless the
+        row itself is about that."""
         if self.body is not None:
             return self.body
-        whole = {**good_body(self.route, model), **({"stream": True} if stream else {}), **self.change}
+        capped = self.expected_status(strict=strict) == 200 and not set(LIMITS) & set(self.change)
+        base = capped_body(self.route, model, cap) if capped else good_body(self.route, model)
+        whole = {**base, **({"stream": True} if stream else {}), **self.change}
         return json.dumps({name: value for name, value in whole.items() if value is not ABSENT}).encode()
 
 
 def good_body(route: str, model: str) -> dict[str, Any]:
-    """A body that every server of `model` accepts."""
-    return {"model": model, "prompt": "abc"} if route == COMPLETIONS else {"model": model, "messages": [USER]}
+    """A body that every server of `model` accepts; one of a chat where the route is none."""
+    match route:
+        case "/v1/completions":
+            return {"model": model, "prompt": "abc"}
+        case "/v1/embeddings":
+            return {"model": model, "input": "abc"}
+        case "/v1/responses":
+            return {"model": model, "input": "hi"}
+        case "/v1/messages":
+            return {"model": model, "messages": [USER], "max_tokens": 16}
+        case _:
+            return {"model": model, "messages": [USER]}
+
+
+def capped_body(route: str, model: str, cap: int | None) -> dict[str, Any]:
+    """A good body whose answer is held to `cap` tokens, where there is a cap and the answer has tokens."""
+    field = {RESPONSES: "max_output_tokens", EMBEDDINGS: None}.get(route, "max_tokens")
+    whole = good_body(route, model)
+    return whole if cap is None or field is None else {**whole, field: cap}
 
 
 def vectors(window: int) -> Iterator[Vector]:
@@ -79,12 +102,17 @@ def vectors(window: int) -> Iterator[Vector]:
     yield from _others()
     yield from _vllm()
     yield from _completions()
+    yield from _embeddings()
+    yield from _responses()
+    yield Vector(number=78, route=MESSAGES, change={"max_tokens": ABSENT})
     yield from _transport()
 
 
-def _refused(number: int, param: str | None, code: str | None, *changes: Mapping[str, Any]) -> Iterator[Vector]:
+def _refused(
+    number: int, param: str | None, code: str | None, *changes: Mapping[str, Any], route: str = CHAT
+) -> Iterator[Vector]:
     for change in changes:
-        yield Vector(number=number, change=change, param=param, code=code)
+        yield Vector(number=number, route=route, change=change, param=param, code=code)
 
 
 def _strict(number: int, param: str, code: str | None, *changes: Mapping[str, Any]) -> Iterator[Vector]:
@@ -234,11 +262,7 @@ def _vllm() -> Iterator[Vector]:
 
 
 def _completions() -> Iterator[Vector]:
-    def refused(number: int, param: str, code: str, *changes: Mapping[str, Any]) -> Iterator[Vector]:
-        for change in changes:
-            yield Vector(number=number, route=COMPLETIONS, change=change, param=param, code=code)
-
-    wrong = "invalid_type"
+    refused, wrong = partial(_refused, route=COMPLETIONS), "invalid_type"
     yield from refused(64, "prompt", "empty_array", {"prompt": []})
     yield from refused(64, "prompt[0]", "empty_array", {"prompt": [[]]})
     yield from refused(65, "prompt", wrong, {"prompt": [1, "a"]}, {"prompt": [1.5]}, {"prompt": [True]})
@@ -252,6 +276,24 @@ def _completions() -> Iterator[Vector]:
     empty = {"max_tokens": 0, "echo": False}
     yield Vector(number=70, route=COMPLETIONS, change=empty, status=200, finish_reason="length")
     yield from refused(71, "suffix", "unsupported_parameter", {"suffix": "x"})
+
+
+def _embeddings() -> Iterator[Vector]:
+    refused, value = partial(_refused, route=EMBEDDINGS), "invalid_value"
+    yield from refused(72, "input", "missing_required_parameter", {"input": ABSENT})
+    yield from refused(72, "input", "empty_array", {"input": []})
+    yield from refused(72, "input", "array_above_max_length", {"input": ["a"] * 2049})
+    yield from refused(73, "encoding_format", value, {"encoding_format": "hex"})
+    yield from refused(74, "dimensions", "integer_below_min_value", {"dimensions": 0})
+    yield from refused(74, "dimensions", value, {"dimensions": 1_000_000})
+
+
+def _responses() -> Iterator[Vector]:
+    refused, missing = partial(_refused, route=RESPONSES), "missing_required_parameter"
+    yield from refused(75, "model", missing, {"model": ABSENT})
+    yield from refused(75, "input", missing, {"input": ABSENT})
+    yield from refused(76, "max_output_tokens", "integer_below_min_value", {"max_output_tokens": 0})
+    yield from refused(77, "previous_response_id", "previous_response_not_found", {"previous_response_id": "resp_x"})
 
 
 def _transport() -> Iterator[Vector]:

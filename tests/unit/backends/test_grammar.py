@@ -74,7 +74,7 @@ def test_open_schemas_and_schemas_as_text_compile(schema: object) -> None:
         ({"type": "banana"}, "banana"),
         ({"$ref": "#/$defs/none"}, "does not exist"),
         ({"not": {"type": "string"}}, "not"),
-        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"properties": {"a": {"items": [{"pattern": "("}]}}}, r"pattern '\(': unclosed group"),
         ([], "object"),
         (False, "object"),
         ("{", "not JSON"),

@@ -13,7 +13,7 @@ from gateway.openapi import openapi_document
 Json: TypeAlias = dict[str, Any]
 
 MEMBERS = ("message", "type", "param", "code")
-DOWN = ("/ready", 503)  # the one answer beside the envelope that is no success
+ENVELOPE = {"$ref": "#/components/schemas/ErrorEnvelope"}
 
 
 class Rules:
@@ -28,7 +28,7 @@ class Rules:
         if status >= 500:
             return [f"status {status}: {body[:300]!r}"]
         if status >= 400:
-            return list(self._error_faults(content_type, body))
+            return list(self._error_faults(content_type, body, self._error_schema(answer)))
         if answer is None or status == 204:
             return []
         media_type = content_type.partition(";")[0]
@@ -36,7 +36,16 @@ class Rules:
             return [f"content type {content_type!r} is none of {list(answer['content'])}"]
         return list(self._answer_faults(media_type, body, answer["content"][media_type]["schema"]))
 
-    def _error_faults(self, content_type: str, body: bytes) -> Iterator[str]:
+    def _error_schema(self, answer: Json | None) -> Json:
+        """What the operation says of this failure; the envelope, where it says nothing."""
+        if answer is None:
+            return ENVELOPE
+        named = self._document["components"]["responses"]
+        whole = named[answer["$ref"].rpartition("/")[2]] if "$ref" in answer else answer
+        schema: Json = whole["content"]["application/json"]["schema"]
+        return schema
+
+    def _error_faults(self, content_type: str, body: bytes, schema: Json) -> Iterator[str]:
         if content_type != "application/json":
             yield f"an error of content type {content_type!r}"
             return
@@ -45,11 +54,14 @@ class Rules:
         except ValueError:
             yield f"an error that is no JSON: {body[:300]!r}"
             return
+        if schema != ENVELOPE:
+            yield from self._against(schema, whole)
+            return
         error = whole.get("error") if isinstance(whole, dict) else None
         if not isinstance(error, dict) or list(whole) != ["error"] or [*error][:4] != [*MEMBERS]:
             yield f"not the envelope: {body[:300]!r}"
             return
-        yield from self._against({"$ref": "#/components/schemas/ErrorEnvelope"}, whole)
+        yield from self._against(ENVELOPE, whole)
         if not error["message"] or "Traceback" in error["message"]:
             yield f"a message for nobody: {error['message']!r}"
 
@@ -59,8 +71,7 @@ class Rules:
             for line in lines:
                 if line != "data: [DONE]":
                     event = json.loads(line.removeprefix("data: "))
-                    envelope = {"$ref": "#/components/schemas/ErrorEnvelope"}
-                    yield from self._against(envelope if list(event) == ["error"] else schema, event)
+                    yield from self._against(ENVELOPE if list(event) == ["error"] else schema, event)
         elif media_type == "application/json":
             yield from self._against(schema, json.loads(body))
 

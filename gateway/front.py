@@ -23,6 +23,7 @@ from backends.log import configure
 from backends.parent import end_with_input, end_with_parent
 from gateway.app import create_app
 from gateway.config import ServerOptions, Settings
+from gateway.protocol import FrontProtocol
 from gateway.reload import Reloads
 from gateway.supervisor import EXIT_CONFIG
 
@@ -84,7 +85,7 @@ def server_config(app: Any, server: ServerOptions, heartbeat: Path) -> uvicorn.C
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=FrontProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

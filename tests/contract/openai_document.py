@@ -67,20 +67,46 @@ def faults(value: object, wanted: Json) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
 
 
-def additions(value: object, wanted: Json, path: str = "$") -> set[str]:
-    """Places of members of `value` that `wanted` does not name, where it names any."""
-    options = alternatives(wanted)
-    if isinstance(value, list):
-        items = {"anyOf": [option["items"] for option in options if "items" in option]}
-        return {place for member in value for place in additions(member, items, f"{path}[]")}
-    objects = [option for option in options if "properties" in option]
-    if not isinstance(value, dict) or not objects:
-        return set()
-    found: set[str] = set()
-    for name, member in value.items():
-        known = [option["properties"][name] for option in objects if name in option["properties"]]
-        found |= additions(member, {"anyOf": known}, f"{path}.{name}") if known else {f"{path}.{name}"}
-    return found
+class Members:
+    """Which members objects have, and which the document names: place → names, gathered over many values."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, set[str]] = {}
+        self._named: dict[str, set[str]] = {}
+
+    def add(self, value: object, wanted: Json, place: str) -> None:
+        """Take in a value that stands where the document has `wanted`."""
+        options = alternatives(wanted)
+        if isinstance(value, list):
+            items = {"anyOf": [option["items"] for option in options if "items" in option]}
+            for member in value:
+                self.add(member, items, f"{place}[]")
+        if not isinstance(value, dict):
+            return
+        objects = [option for option in options if "properties" in option and _is_of_kind(value, option)]
+        if not objects:
+            return
+        kind = value.get("type") if len(options) > 1 else None
+        where = f"{place}<{kind}>" if isinstance(kind, str) else place
+        self._sent.setdefault(where, set()).update(value)
+        self._named.setdefault(where, set()).update(name for option in objects for name in option["properties"])
+        for name, member in value.items():
+            known = [option["properties"][name] for option in objects if name in option["properties"]]
+            self.add(member, {"anyOf": known}, f"{where}.{name}")
+
+    def additions(self) -> set[str]:
+        """Members that the document does not name."""
+        return {f"{at}.{name}" for at, names in self._sent.items() for name in names - self._named[at]}
+
+    def omissions(self) -> set[str]:
+        """Members that the document names and that were never there."""
+        return {f"{at}.{name}" for at, names in self._named.items() for name in names - self._sent[at]}
+
+
+def _is_of_kind(value: Json, option: Json) -> bool:
+    """Whether an object says of itself that it is what `option` describes; one that says nothing may be anything."""
+    name = _tag_name(option)
+    return name is None or name not in value or value[name] in _tags(option)
 
 
 def places(found: Iterable[str]) -> set[str]:

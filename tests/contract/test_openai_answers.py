@@ -12,7 +12,7 @@ import pytest
 from gateway.config import Settings
 from gateway.lanes import DEFAULT_LANES
 from gateway.store import StoreOptions
-from tests.contract.openai_document import Json, additions, alternatives, answer_schema, faults, places, schema
+from tests.contract.openai_document import Json, Members, alternatives, answer_schema, faults, places, schema
 from tests.integration.front.front_server import Front, running
 
 ERROR = {"$ref": "#/components/schemas/ErrorResponse"}
@@ -69,19 +69,74 @@ RESPONSES: dict[str, Json] = {
 UNFINISHED = {"$.choices[].finish_reason"}  # on every event of a completion but the last of a choice
 FIRST_TOKEN = {"$.choices[].logprobs"}  # the first token of an echoed prompt has no probability
 UNUSED_YET = {"$.response.usage"}  # of a response that has not ended
-# What answers have beside the document: vLLM's members, which its clients read, and two that OpenAI sends unsaid.
+
+# What answers have beside the document: vLLM's members, which its clients read, and three that OpenAI sends unsaid.
 OURS = {
-    "/chat/completions $.choices[].message.reasoning",
-    "/chat/completions $.choices[].message.reasoning_content",
-    "/chat/completions $.choices[].stop_reason",
-    "/completions $.choices[].stop_reason",
-    "/completions $.service_tier",
-    "/models $.data[].max_model_len",
-    "/models $.data[].parent",
-    "/models $.data[].permission",
-    "/models $.data[].root",
-    "/responses $.store",
-    "/responses $.tools[].parameters.type",  # of the client's own schema
+    "/chat/completions.choices[].message.reasoning",
+    "/chat/completions.choices[].message.reasoning_content",
+    "/chat/completions.choices[].stop_reason",
+    "/completions.choices[].stop_reason",
+    "/completions.service_tier",
+    "/models.data[].max_model_len",
+    "/models.data[].parent",
+    "/models.data[].permission",
+    "/models.data[].root",
+    "/responses.output[]<custom_tool_call>.status",
+    "/responses.store",
+}
+# What answers do not have of the document, which requires none of it: reason → members.
+LEFT_OUT = {
+    "Models here make text alone, and nothing is moderated or encrypted.": {
+        "/chat/completions.choices[].message.audio",
+        "/chat/completions.moderation",
+        "/responses.moderation",
+        "/responses.output[]<reasoning>.encrypted_content",
+    },
+    "Counts of what there is none of here.": {
+        f"/{route}completions.usage.{details}_tokens_details.{kind}_tokens"
+        for route in ("", "chat/")
+        for details, kind in (
+            ("completion", "text"),
+            ("prompt", "text"),
+            ("prompt", "image"),
+            ("prompt", "cache_write"),
+        )
+    },
+    "Nothing is stored, and what is ignored is not repeated.": {
+        "/chat/completions.metadata",
+        "/models.data[].shutdown_date",
+        "/responses.completed_at",
+        "/responses.conversation",
+        "/responses.max_tool_calls",
+        "/responses.prompt",
+        "/responses.prompt_cache_key",
+        "/responses.prompt_cache_options",
+        "/responses.prompt_cache_retention",
+        "/responses.reasoning.context",
+        "/responses.reasoning.generate_summary",
+        "/responses.reasoning.mode",
+        "/responses.safety_identifier",
+        "/responses.user",
+    },
+    "Of the tools that only OpenAI runs, and of its own models' phases.": {
+        "/responses.output[]<custom_tool_call>.caller",
+        "/responses.output[]<custom_tool_call>.namespace",
+        "/responses.output[]<function_call>.caller",
+        "/responses.output[]<function_call>.namespace",
+        "/responses.output[]<message>.phase",
+    },
+    "SDKs make it themselves, from the output.": {"/responses.output_text"},
+    "Repeated as the client wrote it, and these requests have not written it.": {
+        "/responses.text.format<json_schema>.description",
+        "/responses.text.format<json_schema>.strict",
+        "/responses.text.verbosity",
+        "/responses.tools[]<custom>.allowed_callers",
+        "/responses.tools[]<custom>.defer_loading",
+        "/responses.tools[]<custom>.description",
+        "/responses.tools[]<function>.allowed_callers",
+        "/responses.tools[]<function>.defer_loading",
+        "/responses.tools[]<function>.output_schema",
+    },
 }
 
 
@@ -224,18 +279,26 @@ def test_errors_are_told_as_the_document_says(client: httpx.Client, method: str,
     assert faults(reply.json(), ERROR) == []
 
 
-def test_what_answers_have_beside_the_document_is_known(client: httpx.Client) -> None:
-    asked = (
+@pytest.fixture
+def members(client: httpx.Client) -> Members:
+    """Of one answer of each kind."""
+    members = Members()
+    asked: tuple[tuple[str, Json, dict[str, Json]], ...] = (
         ("/chat/completions", {"messages": [USER]}, CHATS),
         ("/completions", {"prompt": "a"}, COMPLETIONS),
         ("/responses", {"input": "a"}, RESPONSES),
+        ("/embeddings", {"input": "a"}, {"text": {}}),
     )
-    found: set[str] = set()
     for path, body, cases in asked:
         for case in cases.values():
-            answer = post(client, path, {**body, **case}).json()
-            found |= {f"{path} {place}" for place in additions(answer, answer_schema(path, "post"))}
-    models = client.get("/v1/models").json()
-    found |= {f"/models {place}" for place in additions(models, answer_schema("/models", "get"))}
+            members.add(post(client, path, {**body, **case}).json(), answer_schema(path, "post"), path)
+    members.add(client.get("/v1/models").json(), answer_schema("/models", "get"), "/models")
+    return members
 
-    assert found == OURS
+
+def test_what_answers_have_beside_the_document_is_known(members: Members) -> None:
+    assert members.additions() == OURS
+
+
+def test_what_answers_leave_out_of_the_document_is_known(members: Members) -> None:
+    assert members.omissions() == {place for places in LEFT_OUT.values() for place in places}

@@ -19,6 +19,7 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.app import join
 from gateway.config import Settings
+from gateway.protocol import FrontProtocol
 
 CHAT = "/v1/chat/completions"
 FAILURES = (  # how a script may fail → the status and the code that the client sees
@@ -102,6 +103,7 @@ def running(settings: Settings, run_dir: Path, *, shutdown_timeout: int = 5) -> 
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         join(settings, registry, run_dir),
+        http=FrontProtocol,
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -23,6 +23,7 @@ from gateway.api.completions import completion_dialect
 from gateway.api.embeddings import embeddings_dialect
 from gateway.api.errors import answer_exception
 from gateway.api.exchange import stamp
+from gateway.api.files import file_routes
 from gateway.api.generating import Generating
 from gateway.api.health import metrics_route, open_routes
 from gateway.api.models import model_routes
@@ -33,6 +34,7 @@ from gateway.config import Settings, tiktoken_cache_dir
 from gateway.control import SOCKET, Control
 from gateway.counting import Counter
 from gateway.dispatch import Dispatcher
+from gateway.files import Files
 from gateway.idempotency import Idempotency
 from gateway.lanes import Lanes
 from gateway.metrics import BackendGauges, LaneGauges, Metrics
@@ -104,6 +106,8 @@ class Front:
         self.books = Books(Store.open(settings.store), settings.limits, counter, run_dir)
         self.keys = KeyRing(settings.auth, settings.lanes, self.books.directory)
         self.replays = Idempotency(self.books)
+        self.files = Files(self.books.store, settings.files)
+        self.books.do_often(self.files.sweep)
         self.dispatcher = Dispatcher(self.routing, self.lanes, self.books.billing, self.metrics)
         books = self.books
         self.state = State(
@@ -125,6 +129,7 @@ class Front:
         """Everything that lives while requests are served."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.books.open())
+            await asyncio.to_thread(self.files.tidy)
             stack.push_async_callback(self.registry.stop)
             await self.registry.start()
             stack.push_async_callback(self.replays.stop)
@@ -145,6 +150,7 @@ class Front:
         ]
         tokens = token_routes(self.routing, limit)
         guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]
+        guarded += file_routes(self.files)
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),

@@ -61,6 +61,7 @@ class Books:
         self._run_dir = run_dir
         self._budgets: set[str] = set()
         self._is_stopping = threading.Event()
+        self._chores: list[Callable[[], object]] = [lambda: purge_answers(store, time.time())]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -81,6 +82,10 @@ class Books:
             stack.push_async_callback(_end, upkeep)
             stack.callback(self._is_stopping.set)
             yield
+
+    def do_often(self, work: Callable[[], object]) -> None:
+        """From `open` on, once a minute, in a thread: what keeps the store from growing."""
+        self._chores.append(work)
 
     def follow(self, options: LimitOptions) -> None:
         """Take over changed options."""
@@ -184,7 +189,8 @@ class Books:
         """What is done again and again while serving. A store that is away is tried again at the next turn."""
         async with asyncio.TaskGroup() as group:
             group.create_task(_repeat(TOUCH_S, _in_thread(lambda: self.store.touch(self.run_id))))
-            group.create_task(_repeat(PURGE_S, _in_thread(lambda: purge_answers(self.store, time.time()))))
+            for chore in self._chores:
+                group.create_task(_repeat(PURGE_S, _in_thread(chore)))
             group.create_task(_repeat(PURGE_S, self._recover_others))
             group.create_task(_repeat(RETAIN_S, _in_thread(self._retain)))
 

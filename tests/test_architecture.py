@@ -26,6 +26,7 @@ OWNERS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf"), ("backends.hf",)),
     "huggingface_hub": ("backends.hf",),
     **dict.fromkeys(("brotli", "zstandard"), ("gateway.api.codings",)),
+    "multipart": ("gateway.api.multipart",),
     **dict.fromkeys(
         ("httpx", "httpx2", "requests", "aiohttp", "urllib.request", "http.client"),
         ("backends.upstream", "gateway.conformance", "gateway.cli", "gateway.webhooks"),

@@ -48,6 +48,7 @@ TABLE: dict[type[Exception], Row] = {
     front.PermissionDenied: Row(403, "permission_error"),
     front.NotFound: Row(404, INVALID, "not_found"),
     front.ResponseNotFound: Row(404, INVALID),
+    front.NoSuchObject: Row(404, INVALID),
     front.Conflict: Row(409, INVALID, "conflict"),
     front.LimitReached: Row(429, "requests", "rate_limit_exceeded"),
     front.BudgetSpent: Row(429, QUOTA, QUOTA),

@@ -25,6 +25,7 @@ from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
 from gateway.dispatch import LANE_HEADER
 from gateway.events import Outcome, Source
+from gateway.files import FileOptions
 from gateway.idempotency import HEADER
 from gateway.lanes import LaneOptions
 from gateway.limits import LimitOptions
@@ -55,6 +56,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "`[auth]`": AuthOptions,
     "`[[auth.key]]`": StaticKey,
     "`[store]`": StoreOptions,
+    "`[files]`": FileOptions,
     "`[limits]`": LimitOptions,
     "`[wire]`": WireOptions,
     "`[lanes.NAME]`": LaneOptions,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ServerOptions, Settings
+from gateway.files import FileOptions
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
 from gateway.openai.wire import WireOptions
@@ -32,6 +33,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             limits: LimitOptions | None = None,
             store: StoreOptions | None = None,
             wire: WireOptions | None = None,
+            files: FileOptions | None = None,
             **options: object,
         ) -> Front:
             tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
@@ -42,6 +44,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                 store=store or StoreOptions(url=f"sqlite:///{folder / 'laneway.db'}"),
                 limits=limits or LimitOptions(),
                 wire=wire or WireOptions(),
+                files=files or FileOptions(),
                 lanes={**DEFAULT_LANES, **(lanes or {})},
                 backends=dict(tables),
             )

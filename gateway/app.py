@@ -18,17 +18,22 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
+from gateway.api.batches import batch_routes
 from gateway.api.chat import chat_dialect
 from gateway.api.completions import completion_dialect
 from gateway.api.embeddings import embeddings_dialect
-from gateway.api.errors import answer_exception
+from gateway.api.errors import answer_exception, told
 from gateway.api.exchange import stamp
 from gateway.api.files import file_routes
-from gateway.api.generating import Generating
+from gateway.api.generating import Dialect, Generating
 from gateway.api.health import metrics_route, open_routes
 from gateway.api.models import model_routes
 from gateway.api.responses import responses_dialect, stored_response_route
 from gateway.api.tokens import token_routes
+from gateway.batch_line import LineRunner
+from gateway.batch_output import BatchOutput
+from gateway.batch_runner import BatchRunner
+from gateway.batches import Batches
 from gateway.books import Books
 from gateway.config import Settings, tiktoken_cache_dir
 from gateway.control import SOCKET, Control
@@ -38,6 +43,7 @@ from gateway.files import Files
 from gateway.idempotency import Idempotency
 from gateway.lanes import Lanes
 from gateway.metrics import BackendGauges, LaneGauges, Metrics
+from gateway.openai.wire import WireOptions
 from gateway.operations import operations
 from gateway.reload import Change, Reloads, changes, flatten
 from gateway.routing import Routing
@@ -109,6 +115,8 @@ class Front:
         self.files = Files(self.books.store, settings.files)
         self.books.do_often(self.files.sweep)
         self.dispatcher = Dispatcher(self.routing, self.lanes, self.books.billing, self.metrics)
+        self.batches = Batches(self.books.store, self.files)
+        self.runner = self._batch_runner()
         books = self.books
         self.state = State(
             self.lanes,
@@ -133,6 +141,8 @@ class Front:
             stack.push_async_callback(self.registry.stop)
             await self.registry.start()
             stack.push_async_callback(self.replays.stop)
+            await self.runner.start()
+            stack.push_async_callback(self.runner.stop)
             await self.control.start()
             stack.push_async_callback(self.control.stop)
             self.reloads.start(self._take_over)
@@ -145,18 +155,32 @@ class Front:
         limit = self.settings.server.max_body_bytes
         gate = Gate(self.keys)
         generating = [
-            Generating(dialect(self.settings.wire), gate, self.dispatcher, self.replays, limit).handler()
-            for dialect in (chat_dialect, completion_dialect, responses_dialect, embeddings_dialect)
+            Generating(dialect, gate, self.dispatcher, self.replays, limit).handler()
+            for dialect in _dialects(self.settings.wire)
         ]
         tokens = token_routes(self.routing, limit)
         guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]
-        guarded += file_routes(self.files)
+        guarded += [*file_routes(self.files), *batch_routes(self.batches, self.runner)]
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),
             Router("/", route_handlers=guarded, guards=[gate.guard()]),
             *admin_routes(gate, self._admin_deps()),
         ]
+
+    def _batch_runner(self) -> BatchRunner:
+        settings, books = self.settings, self.books
+        dialects = {dialect.path: dialect for dialect in _dialects(settings.wire)}
+        return BatchRunner(
+            settings.batches,
+            self.batches,
+            self.files,
+            LineRunner(self.dispatcher, self.keys, dialects, told),
+            BatchOutput(books.store, self.batches, self.files),
+            books.caught_up,
+            self.metrics,
+            settings.server.max_body_bytes,
+        )
 
     def _admin_deps(self) -> AdminDeps:
         books = self.books
@@ -187,6 +211,11 @@ class Front:
         configure(settings.server.log_level)
         self.settings = settings
         return differences
+
+
+def _dialects(options: WireOptions) -> list[Dialect]:
+    """Of every route that uses a model."""
+    return [make(options) for make in (chat_dialect, completion_dialect, responses_dialect, embeddings_dialect)]
 
 
 def _metrics(registry: Registry, lanes: Lanes) -> Metrics:

@@ -119,6 +119,14 @@ class Books:
         durable = await asyncio.wrap_future(self.writer.between(read_windows))
         return [(*place, used, durable.get(place, 0)) for place, used in sorted(live.items())]
 
+    async def caught_up(self) -> None:
+        """Return when the store has all that was told before, of this run and of those before it.
+
+        Raises `StoreUnavailable` when it cannot be had now.
+        """
+        await self.ledger.durable(with_patience=True)
+        await asyncio.wrap_future(self.writer.between(lambda _: None))
+
     def _empty_spool(self) -> None:
         """What an earlier run put there was settled truly, and must be in the store before a recovery guesses."""
         until = time.monotonic() + SPOOL_PATIENCE_S

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from backends.errors import ConfigError
 from backends.options import convert
+from gateway.batches import BatchOptions
 from gateway.files import FileOptions
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
@@ -31,7 +32,7 @@ BUILT_IN_MODEL = "smollm2-135m-instruct"
 LOCAL = "local"
 SQLITE = "sqlite:///"
 PREFIX = "LANEWAY_"
-TABLES = ("server", "auth", "store", "files", "limits", "wire", "lanes", "backends")
+TABLES = ("server", "auth", "store", "files", "batches", "limits", "wire", "lanes", "backends")
 TEXT_LISTS = (("auth", "keys"), ("server", "cors_origins"))
 
 Table: TypeAlias = dict[str, object]
@@ -74,6 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     auth: AuthOptions = AuthOptions()
     store: StoreOptions = StoreOptions()
     files: FileOptions = FileOptions()
+    batches: BatchOptions = BatchOptions()
     limits: LimitOptions = LimitOptions()
     wire: WireOptions = WireOptions()
     lanes: dict[str, LaneOptions]
@@ -105,6 +107,7 @@ def load_settings(
         auth=convert(_table(tables, "auth"), AuthOptions, "auth"),
         store=_beside(convert(_table(tables, "store"), StoreOptions, "store"), folder),
         files=_files_beside(convert(_table(tables, "files"), FileOptions, "files"), folder),
+        batches=convert(_table(tables, "batches"), BatchOptions, "batches"),
         limits=convert(_table(tables, "limits"), LimitOptions, "limits"),
         wire=convert(_table(tables, "wire"), WireOptions, "wire"),
         lanes=_lanes(_table(tables, "lanes")),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -36,7 +37,7 @@ SWEPT_AT_ONCE = 100
 
 logger = logging.getLogger(f"{log.ROOT}.front")
 
-Row: TypeAlias = Mapping[str, object]
+RowT = TypeVar("RowT", bound=tuple[Any, ...])
 
 
 class FileOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +70,7 @@ class Page(Struct, frozen=True, kw_only=True):
     after: str | None = None
     is_ascending: bool = False
 
-    def of(self, query: Select[tuple[object, ...]], table: Table) -> Select[tuple[object, ...]]:
+    def of(self, query: Select[RowT], table: Table) -> Select[RowT]:
         """`query` of one object more than the page has, which says that there is more. Ids grow with time."""
         if self.after is not None:
             query = query.where(table.c.id > self.after if self.is_ascending else table.c.id < self.after)
@@ -79,7 +80,7 @@ class Page(Struct, frozen=True, kw_only=True):
 class Draft:
     """Bytes on their way into the folder, which nobody sees yet. To be closed, which any thread may do."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: float) -> None:
         """Raises `StoreUnavailable` when the folder takes nothing; so do `write` and `finish`."""
         self.id = f"{PREFIX}{new_id()}"
         self.size = 0
@@ -135,9 +136,9 @@ class Files:
         self._clock = clock
         self.folder = Path(options.folder or _default_folder(store))
 
-    def draft(self) -> Draft:
+    def draft(self, *, is_capped: bool = True) -> Draft:
         """Room for a new file's bytes. Raises `StoreUnavailable`."""
-        return Draft(self.folder, self._max_bytes)
+        return Draft(self.folder, self._max_bytes if is_capped else math.inf)
 
     def keep(
         self, draft: Draft, tenant: str, *, filename: str, purpose: str, expires_after_s: int | None = None
@@ -193,14 +194,14 @@ class Files:
             found = [StoredFile(**row) for row in connection.execute(page.of(query, files)).mappings()]
         return found[: page.limit], len(found) > page.limit
 
-    def path(self, file: StoredFile) -> Path:
+    def path(self, file_id: str) -> Path:
         """Where its bytes are."""
-        return self.folder / file.id
+        return self.folder / file_id
 
     def open(self, file: StoredFile) -> BinaryIO:
         """Its bytes; they stay readable when it is deleted meanwhile. Raises `NoSuchObject` when they are lost."""
         try:
-            return self.path(file).open("rb")
+            return self.path(file.id).open("rb")
         except FileNotFoundError:
             raise no_such_file(file.id) from None
 
@@ -247,7 +248,7 @@ class Files:
                 if OURS.fullmatch(path.name) and path.name not in known:
                     path.unlink(missing_ok=True)
 
-    def _of(self, tenant: str) -> Select[tuple[object, ...]]:
+    def _of(self, tenant: str) -> Select[Any]:
         is_there = or_(files.c.expires_at.is_(None), files.c.expires_at > int(self._clock()))
         return select(files).where(files.c.tenant == tenant, is_there)
 

@@ -19,6 +19,7 @@ from gateway.api.health import Health, Readiness
 from gateway.dispatch import LANE_HEADER
 from gateway.errors import LimitReport
 from gateway.idempotency import HEADER as IDEMPOTENCY_HEADER
+from gateway.openai.batches import BatchesQuery, BatchFields, BatchList, BatchObject
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
 from gateway.openai.embeddings import EmbeddingList, EmbeddingsBody
@@ -185,6 +186,38 @@ OPERATIONS = (
         name="deleteFile",
         summary="Delete a file.",
         answer=FileDeleted,
+        refuses=(409,),
+    ),
+    Operation(
+        path="/v1/batches",
+        method="post",
+        name="createBatch",
+        summary="Answer every line of a file within a day.",
+        body="BatchFields",
+        answer=BatchObject,
+    ),
+    Operation(
+        path="/v1/batches",
+        method="get",
+        name="listBatches",
+        summary="The tenant's batches, the newest first.",
+        query=BatchesQuery,
+        answer=BatchList,
+        refuses=(400,),
+    ),
+    Operation(
+        path="/v1/batches/{batch_id}",
+        method="get",
+        name="readBatch",
+        summary="One batch by its id, and how far it is.",
+        answer=BatchObject,
+    ),
+    Operation(
+        path="/v1/batches/{batch_id}/cancel",
+        method="post",
+        name="cancelBatch",
+        summary="Begin no further line of a batch.",
+        answer=BatchObject,
         refuses=(409,),
     ),
     Operation(path="/v1/models", method="get", name="listModels", summary="The models served.", answer=ModelList),
@@ -354,7 +387,7 @@ def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
         "ResponseRequest": (ResponseFields, SamplingFields, IgnoredFields, ResponseToolFields),
     }
     bodies: list[type[Struct]] = [*dict.fromkeys(part for parts in groups.values() for part in parts)]
-    bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody]
+    bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody, BatchFields]
     bodies += [operation.form for operation in OPERATIONS if operation.form is not None]
     bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]

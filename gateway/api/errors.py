@@ -79,18 +79,27 @@ def reply_to(error: Exception, exchange: Exchange, too_long_param: str | None = 
     """The reply to `error`, noted in the log. `too_long_param` is the field that a prompt comes in on this route."""
     if isinstance(error, HTTPException):
         return _http_reply(error, exchange)
-    row = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
-    code = getattr(error, "code", None) or row.code
-    param = getattr(error, "param", None)
-    if isinstance(error, backend.PromptTooLong) and param is None:
-        param = too_long_param
+    row = _row_of(error)
     _report(error, row.status, exchange)
     headers = [JSON, *_when_to_come_back(error, row)]
     if row.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    return Reply(row.status, told(error, too_long_param)[1], tuple(headers))
+
+
+def told(error: Exception, too_long_param: str | None) -> tuple[int, bytes]:
+    """Status and envelope of `error` alone, as `reply_to` has them."""
+    row = _row_of(error)
+    code = getattr(error, "code", None) or row.code
+    param = getattr(error, "param", None)
+    if isinstance(error, backend.PromptTooLong) and param is None:
+        param = too_long_param
     report = error.report if isinstance(error, front.LimitReached) else None
-    body = envelope(row.message or str(error), _type_of(error, row), param, code, report)
-    return Reply(row.status, body, tuple(headers))
+    return row.status, envelope(row.message or str(error), _type_of(error, row), param, code, report)
+
+
+def _row_of(error: Exception) -> Row:
+    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
 
 
 def _type_of(error: Exception, row: Row) -> str:

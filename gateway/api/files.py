@@ -49,7 +49,7 @@ def file_routes(files: Files) -> list[HTTPRouteHandler]:
     @get(f"{PATH}/{{file_id:str}}/content")
     async def read_content(request: Request[object, object, State]) -> File:
         file = await asyncio.to_thread(files.find, tenant_of(request), id_in(request))
-        return File(files.path(file), filename=file.filename, media_type=BYTES)
+        return File(files.path(file.id), filename=file.filename, media_type=BYTES)
 
     @delete(f"{PATH}/{{file_id:str}}", status_code=200)
     async def delete_file(request: Request[object, object, State]) -> Response[bytes]:

@@ -21,6 +21,7 @@ from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
 from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER
 from gateway.app import EXPOSED
+from gateway.batches import BatchOptions
 from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
 from gateway.dispatch import LANE_HEADER
@@ -57,6 +58,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "`[[auth.key]]`": StaticKey,
     "`[store]`": StoreOptions,
     "`[files]`": FileOptions,
+    "`[batches]`": BatchOptions,
     "`[limits]`": LimitOptions,
     "`[wire]`": WireOptions,
     "`[lanes.NAME]`": LaneOptions,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.batches import BatchOptions
 from gateway.config import ServerOptions, Settings
 from gateway.files import FileOptions
 from gateway.lanes import DEFAULT_LANES, LaneOptions
@@ -34,6 +35,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             store: StoreOptions | None = None,
             wire: WireOptions | None = None,
             files: FileOptions | None = None,
+            batches: BatchOptions | None = None,
             **options: object,
         ) -> Front:
             tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
@@ -45,6 +47,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                 limits=limits or LimitOptions(),
                 wire=wire or WireOptions(),
                 files=files or FileOptions(),
+                batches=batches or BatchOptions(),
                 lanes={**DEFAULT_LANES, **(lanes or {})},
                 backends=dict(tables),
             )

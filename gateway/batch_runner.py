@@ -168,7 +168,7 @@ class BatchRunner:
             if isinstance(result, Later):
                 attempt += result.was_admitted
                 low, high = PAUSE_S
-                await asyncio.sleep(min(max(result.after_s or 1.0, low), high))
+                await asyncio.sleep(min(max(1.0 if result.after_s is None else result.after_s, low), high))
                 continue
             if isinstance(result, Broken):
                 attempt, num_failed = attempt + 1, num_failed + 1

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
-from sqlalchemy import Connection, case, delete, func, select, update
+from sqlalchemy import Connection, case, delete, func, select, true, update
 
 from gateway.errors import Conflict, NoSuchObject
 from gateway.events import Kind, Line
@@ -143,7 +143,10 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 class Batches:
-    """The batches of all tenants. Everything here may block; any thread may call. `clock` gives Unix seconds."""
+    """The batches of all tenants. Everything here may block; any thread may call. `clock` gives Unix seconds.
+
+    Where a tenant is asked for, None is an operator, who sees all.
+    """
 
     def __init__(self, store: Store, files: Files, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -183,7 +186,7 @@ class Batches:
             )
             return self._read(connection, batch_id)
 
-    def find(self, tenant: str, batch_id: str) -> Batch:
+    def find(self, tenant: str | None, batch_id: str) -> Batch:
         """A tenant's batch. Raises `NoSuchObject`, also for another tenant's."""
         with self._store.reading() as connection:
             return self._find(connection, tenant, batch_id)
@@ -193,9 +196,10 @@ class Batches:
         with self._store.reading() as connection:
             return self._read(connection, batch_id)
 
-    def page(self, tenant: str, page: Page) -> tuple[list[Batch], bool]:
+    def page(self, tenant: str | None, page: Page) -> tuple[list[Batch], bool]:
         """A tenant's batches, and whether there are more."""
-        query = page.of(select(batches.c.id).where(batches.c.tenant == tenant), batches)
+        mine = true() if tenant is None else batches.c.tenant == tenant
+        query = page.of(select(batches.c.id).where(mine), batches)
         with self._store.reading() as connection:
             ids = list(connection.execute(query).scalars())
             return [self._read(connection, batch_id) for batch_id in ids[: page.limit]], len(ids) > page.limit
@@ -206,7 +210,7 @@ class Batches:
             query = select(batches.c.id).where(batches.c.status.in_(MOVES)).order_by(batches.c.id)
             return list(connection.execute(query).scalars())
 
-    def cancel(self, tenant: str, batch_id: str) -> Batch:
+    def cancel(self, tenant: str | None, batch_id: str) -> Batch:
         """No further line of it begins. Raises `NoSuchObject`, and `Conflict` when it is over or nearly so."""
         with self._store.changing() as connection:
             batch = self._find(connection, tenant, batch_id)
@@ -275,11 +279,11 @@ class Batches:
                 found[number] = Tries(max(before.next, attempt + 1), before.failed + (outcome in FAILED_TRIES))
         return found
 
-    def _find(self, connection: Connection, tenant: str, batch_id: str) -> Batch:
-        query = select(batches.c.tenant).where(batches.c.id == batch_id)
-        if connection.execute(query).scalar() != tenant:
+    def _find(self, connection: Connection, tenant: str | None, batch_id: str) -> Batch:
+        batch = self._read(connection, batch_id)
+        if tenant not in (None, batch.tenant):
             raise no_such_batch(batch_id)
-        return self._read(connection, batch_id)
+        return batch
 
     def _read(self, connection: Connection, batch_id: str) -> Batch:
         row = connection.execute(select(batches).where(batches.c.id == batch_id)).mappings().first()

@@ -110,9 +110,9 @@ class BatchCrash:
         return ids
 
     def _line(self, custom_id: str) -> dict[str, Any]:
-        """Mostly answers that take a while, some that fail once they have begun, and some that are refused."""
+        """Mostly answers that take a while, and some that are refused."""
         tokens = [f"{n} " for n in range(self._dice.randint(1, 6))]
-        script: dict[str, Any] = {"tokens": tokens, "delay_s": self._dice.uniform(0, 0.03)}
+        script: dict[str, Any] = {"tokens": tokens, "delay_s": self._dice.uniform(0, 0.15)}
         body: dict[str, Any] = {
             "model": "scripted",
             "messages": [{"role": "user", "content": custom_id}],

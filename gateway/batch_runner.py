@@ -102,7 +102,8 @@ class BatchRunner:
             if batch.status == "validating":
                 batch = await asyncio.to_thread(self._validate, batch, source)
             elif batch.status == "in_progress":
-                await self._run_lines(batch, source)
+                if batch.expires_at > self._batches.now:
+                    await self._run_lines(batch, source)
                 batch = await asyncio.to_thread(self._batches.move, batch.id, "finalizing")
             else:
                 await self._catch_up()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -35,7 +35,6 @@ Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/em
 
 PREFIX = "batch_"
 WINDOW_S = 24 * 3600
-ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 OK = 200
 FAILED_TRIES = ("backend_error", "crash")  # outcomes that count against a line
 ROWS_AT_ONCE = 200

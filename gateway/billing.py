@@ -238,8 +238,9 @@ class Bill:
             if self._began_at is None:  # it was tried, in vain
                 self._entry.attempt(self._target.name, self._billing.clock() - self._opened_at)
             self._entry.attempt_failed(type(error).__name__)
+        is_line = self._order.line is not None
         was_received = self._shown_at is not None and self._order.request.stream
-        if isinstance(error, InvalidRequest) or (_is_failure(error) and not was_received):
+        if isinstance(error, InvalidRequest) or is_line or (_is_failure(error) and not was_received):
             self._usage = NOTHING  # nothing that anybody received: the failure is not the caller's to pay
         self._entry.settle_later(self._end(self._outcome(error), error))
 
@@ -272,7 +273,7 @@ class Bill:
 
     def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            if self.is_whole:
+            if self.is_whole and self._order.line is None:  # a line's answer is kept with its settle, or made again
                 return "ok"
             return "stopped" if isinstance(error, asyncio.CancelledError) and error.args != (LEFT,) else "client_abort"
         if isinstance(error, DeadlineExceeded):

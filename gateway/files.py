@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from sqlalchemy import Connection, Select, Table, delete, or_, select
 
+from backends.errors import ConfigError
 from gateway import log
 from gateway.errors import BodyTooLarge, Conflict, NoSuchObject, StoreUnavailable
 from gateway.request_id import new_id
@@ -28,6 +29,7 @@ from gateway.store import Store
 from gateway.tables import batches, files
 
 PREFIX = "file-"
+MARK = "store"  # a file in the folder: whose it is
 OURS = re.compile(r"file-[0-9a-f]{32}(\.part)?")  # names that may be removed from the folder
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")  # that a client may give
 OUTPUT = "batch_output"
@@ -88,7 +90,6 @@ class Draft:
         self._path = folder / self.id
         self._part = folder / f"{self.id}.part"
         with _disk_is_store():
-            folder.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._using = threading.Lock()  # a write may go on in its thread when whoever asked for it is gone
         self._is_closed = False
@@ -138,6 +139,8 @@ class Files:
 
     def draft(self, *, is_capped: bool = True) -> Draft:
         """Room for a new file's bytes. Raises `StoreUnavailable`."""
+        with _disk_is_store():
+            self._claim()
         return Draft(self.folder, self._max_bytes if is_capped else math.inf)
 
     def keep(
@@ -194,16 +197,17 @@ class Files:
             found = [StoredFile(**row) for row in connection.execute(page.of(query, files)).mappings()]
         return found[: page.limit], len(found) > page.limit
 
-    def path(self, file_id: str) -> Path:
-        """Where its bytes are."""
-        return self.folder / file_id
+    def content(self, tenant: str, file_id: str) -> tuple[StoredFile, Path]:
+        """A tenant's file and where its bytes are. Raises `NoSuchObject`, also when they are lost."""
+        file, path = self.find(tenant, file_id), self.path(file_id)
+        if not path.is_file():
+            logger.error("the bytes of %s are not in the folder of files any more", file_id)
+            raise no_such_file(file_id)
+        return file, path
 
-    def open(self, file: StoredFile) -> BinaryIO:
-        """Its bytes; they stay readable when it is deleted meanwhile. Raises `NoSuchObject` when they are lost."""
-        try:
-            return self.path(file.id).open("rb")
-        except FileNotFoundError:
-            raise no_such_file(file.id) from None
+    def path(self, file_id: str) -> Path:
+        """Where the bytes of a file are. Who has opened them may read on when it is deleted."""
+        return self.folder / file_id
 
     def delete(self, tenant: str, file_id: str) -> None:
         """Raises `NoSuchObject`, and `Conflict` while a batch reads it."""
@@ -240,13 +244,32 @@ class Files:
             num_removed += len(removed)
 
     def tidy(self) -> None:
-        """Remove the bytes that no row speaks of. For a start, when nobody uploads."""
-        with self._store.reading() as connection:
-            known = set(connection.execute(select(files.c.id)).scalars())
-        with contextlib.suppress(FileNotFoundError):
+        """Remove the bytes that no row speaks of. For a start, when nobody uploads.
+
+        Raises `ConfigError` naming `files.folder` when the folder is another store's, which knows what this does not.
+        """
+        if not self.folder.exists():
+            return
+        try:
+            self._claim()
+            with self._store.reading() as connection:
+                known = set(connection.execute(select(files.c.id)).scalars())
             for path in list(self.folder.iterdir()):
                 if OURS.fullmatch(path.name) and path.name not in known:
                     path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"files.folder: {self.folder} cannot be used ({error.strerror})") from None
+
+    def _claim(self) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        mark, own = self.folder / MARK, self._store.identity()
+        found = mark.read_text(encoding="ascii", errors="replace") if mark.exists() else ""
+        if found not in ("", own):
+            raise ConfigError(
+                f"files.folder: {self.folder} belongs to another store; give this one a folder of its own"
+            )
+        if not found:
+            mark.write_text(own, encoding="ascii")
 
     def _of(self, tenant: str) -> Select[Any]:
         is_there = or_(files.c.expires_at.is_(None), files.c.expires_at > int(self._clock()))

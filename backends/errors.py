@@ -6,6 +6,7 @@ BackendError
 │   ├── PromptTooLong         prompt and answer do not fit the context, or can never fit the KV cache
 │   └── ModelNotFound         no such model here
 ├── Overloaded                full now; come back after `retry_after_s`
+│   └── RateLimited           it bounds how often it is asked, and that was reached
 ├── DeadlineExceeded          the caller's deadline passed before the answer was complete
 ├── Unavailable               the backend is not there now (starting, restarting, unreachable)
 │   └── EngineDied            it went away while this request was in it
@@ -76,6 +77,12 @@ class Overloaded(BackendError):
     """No room now."""
 
     code = "overloaded"
+
+
+class RateLimited(Overloaded):
+    """The backend's own limit of requests or tokens was reached."""
+
+    code = "rate_limit_exceeded"
 
 
 class DeadlineExceeded(BackendError):

@@ -39,12 +39,13 @@ class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
 class Failure(Struct, frozen=True, forbid_unknown_fields=True):
     """Fail in place of generating the token after `after_tokens`, counted over all choices of the request.
 
-    Where vectors are asked for, they are what is counted.
+    Where vectors are asked for, they are what is counted. `retry_after_s` is what `overloaded` and `rate_limited` tell.
     """
 
-    kind: Literal["unavailable", "overloaded", "bad_request", "crash", "hang", "end"]
+    kind: Literal["unavailable", "overloaded", "rate_limited", "bad_request", "crash", "hang", "end"]
     after_tokens: Count = 0
     message: str | None = None
+    retry_after_s: Delay = 1.0
 
 
 class ChoiceScript(Struct, frozen=True, forbid_unknown_fields=True):

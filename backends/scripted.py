@@ -19,6 +19,7 @@ from backends.errors import (
     ModelNotFound,
     Overloaded,
     PromptTooLong,
+    RateLimited,
     Unavailable,
     UnsupportedParameter,
 )
@@ -44,7 +45,6 @@ from backends.words import VOCABULARY_SIZE, Vocabulary, count_words, split_words
 
 LONG_TEXT_CHARS = 1 << 16  # longer texts are split in a thread, since that takes milliseconds
 RATE_CREDIT_S = 0.05  # how late a token may come without lowering the rate: timers wake late
-RETRY_AFTER_S = 1.0
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
 RequestT = TypeVar("RequestT", bound=GenerateRequest)
@@ -210,7 +210,7 @@ class ScriptedBackend:
         prompts = [_prompt(words, request, script) for words in await self._prompt_words(request)]
         for prompt in prompts:
             self._check_length(prompt, request)
-        return Answer(prompts, script, sampling, self._options.max_model_len, self._vocabulary)
+        return Answer(prompts, script, request, self._options.max_model_len, self._vocabulary)
 
     async def _prepare_vectors(self, request: EmbedRequest) -> Vectors:
         self._check_model(request.model)
@@ -314,7 +314,9 @@ async def _fail(failure: Failure, stopped: asyncio.Event) -> None:
         case "unavailable":
             raise Unavailable(message or "Scripted: unavailable.")
         case "overloaded":
-            raise Overloaded(message or "Scripted: overloaded.", retry_after_s=RETRY_AFTER_S)
+            raise Overloaded(message or "Scripted: overloaded.", retry_after_s=failure.retry_after_s)
+        case "rate_limited":
+            raise RateLimited(message or "Scripted: rate limited.", retry_after_s=failure.retry_after_s)
         case "bad_request":
             raise InvalidRequest(message or "Scripted: bad request.")
         case "crash":

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from backends.cap import answer_cap
 from backends.output import BytesDetokenizer, Output, Piece
 from backends.script import Part, Script, ScriptedToken, part_of
 from backends.scripted_play import Play
-from backends.types import Chunk, FinishReason, SamplingParams, TokenLogprob, ToolCallDelta, Usage
+from backends.types import Chunk, FinishReason, GenerateRequest, SamplingParams, TokenLogprob, ToolCallDelta, Usage
 from backends.words import END_TOKEN_ID, Vocabulary
 
 ENDLESS = ScriptedToken(b"")  # what goes on where there is no last token to repeat
@@ -160,12 +161,12 @@ class Answer(Play):
         self,
         prompts: Sequence[Prompt],
         script: Script | None,
-        sampling: SamplingParams,
+        request: GenerateRequest,
         max_model_len: int,
         vocabulary: Vocabulary,
     ) -> None:
         super().__init__(script)
-        self._sampling = sampling
+        self._sampling = sampling = request.sampling
         self._num_candidates = max(sampling.n, sampling.best_of or 0)
         self._tally = Tally(
             sum(len(prompt.words) for prompt in prompts),
@@ -176,8 +177,7 @@ class Answer(Play):
         self._choices: list[Choice] = []
         shared: dict[tuple[int, int], Lines] = {}
         for at, prompt in enumerate(prompts):
-            room = max_model_len - len(prompt.words)
-            cap = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+            cap = answer_cap(request, len(prompt.words), max_model_len)
             for index in range(at * self._num_candidates, (at + 1) * self._num_candidates):
                 key = (at, min(index, len(self._script.choices)))
                 if key not in shared:

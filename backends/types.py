@@ -179,6 +179,9 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     `tools` are OpenAI's tool objects, `tool_choice` its word or object (None without tools). `response_format` and
     `structured_outputs` (one of json, regex, choice, grammar, json_object, structural_tag) are None when any text does.
     A backend that cannot honour one of them raises `UnsupportedParameter`; it never ignores one.
+
+    `exact_cap` is the client's name of `sampling.max_tokens` where more than the context has room for is to be refused
+    under that name; None cuts it to the room.
     """
 
     request_id: str
@@ -187,6 +190,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    exact_cap: str | None = None
     template: ChatTemplate = field(default_factory=ChatTemplate)
     add_special_tokens: bool = True
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -21,3 +21,11 @@ def shortened(values: Sequence[float], dimensions: int) -> list[float]:
 def packed(values: Sequence[float]) -> bytes:
     """Little-endian float32. Raises `OverflowError` for a finite number beyond its range."""
     return struct.pack(f"<{len(values)}f", *values)
+
+
+def first_numbers(vector: bytes, dimensions: int | None) -> bytes:
+    """A packed vector `shortened`; as it is where it has no more numbers, or None are asked for."""
+    num_numbers = len(vector) // 4
+    if dimensions is None or dimensions == num_numbers:
+        return vector
+    return packed(shortened(struct.unpack(f"<{num_numbers}f", vector), dimensions))

@@ -18,15 +18,18 @@ from backends.registry import Registry
 from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
+from gateway.api.bare_paths import BarePaths
 from gateway.api.batches import batch_routes
 from gateway.api.chat import chat_dialect
 from gateway.api.completions import completion_dialect
+from gateway.api.docs import docs_routes
 from gateway.api.embeddings import embeddings_dialect
-from gateway.api.errors import answer_exception, told
+from gateway.api.errors import answer_exception, fault_of
 from gateway.api.exchange import stamp
 from gateway.api.files import file_routes
 from gateway.api.generating import Dialect, Generating
-from gateway.api.health import metrics_route, open_routes
+from gateway.api.health import load_route, metrics_route, open_routes
+from gateway.api.messages import count_tokens_route, messages_dialect
 from gateway.api.models import model_routes
 from gateway.api.responses import responses_dialect, stored_response_route
 from gateway.api.tokens import token_routes
@@ -53,6 +56,7 @@ from gateway.tenants import KeyRing
 
 EXPOSED = (
     "x-request-id",
+    "request-id",
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
@@ -85,7 +89,7 @@ def served(front: Front) -> Litestar:
         async with front.run():
             yield
 
-    return Litestar(
+    app = Litestar(
         [Router(prefix, route_handlers=front.handlers()) for prefix in dict.fromkeys(("/", server.root_path or "/"))],
         lifespan=[lifespan],
         before_send=[stamp],
@@ -94,6 +98,9 @@ def served(front: Front) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+    if server.bare_paths:
+        app.asgi_handler = BarePaths(app.asgi_handler, server.root_path, (route.path for route in app.routes))
+    return app
 
 
 class Front:
@@ -158,12 +165,20 @@ class Front:
             Generating(dialect, gate, self.dispatcher, self.replays, limit).handler()
             for dialect in _dialects(self.settings.wire)
         ]
-        tokens = token_routes(self.routing, limit)
-        guarded = [*model_routes(self.routing), *tokens, stored_response_route(), metrics_route(self.metrics)]
-        guarded += [*file_routes(self.files), *batch_routes(self.batches, self.runner)]
+        guarded = [
+            *model_routes(self.routing),
+            *token_routes(self.routing, limit),
+            count_tokens_route(self.routing, limit),
+            stored_response_route(),
+            metrics_route(self.metrics),
+            load_route(self.lanes),
+            *file_routes(self.files),
+            *batch_routes(self.batches, self.runner),
+        ]
         return [
             *generating,
             *open_routes(self.registry.backends, self.lanes),
+            *(docs_routes() if self.settings.server.docs else ()),
             Router("/", route_handlers=guarded, guards=[gate.guard()]),
             *admin_routes(gate, self._admin_deps()),
         ]
@@ -175,7 +190,7 @@ class Front:
             settings.batches,
             self.batches,
             self.files,
-            LineRunner(self.dispatcher, self.keys, dialects, told),
+            LineRunner(self.dispatcher, self.keys, dialects, fault_of),
             BatchOutput(books.store, self.batches, self.files),
             books.caught_up,
             self.metrics,
@@ -215,7 +230,8 @@ class Front:
 
 def _dialects(options: WireOptions) -> list[Dialect]:
     """Of every route that uses a model."""
-    return [make(options) for make in (chat_dialect, completion_dialect, responses_dialect, embeddings_dialect)]
+    makers = (chat_dialect, completion_dialect, responses_dialect, messages_dialect, embeddings_dialect)
+    return [make(options) for make in makers]
 
 
 def _metrics(registry: Registry, lanes: Lanes) -> Metrics:

@@ -32,8 +32,8 @@ from gateway.errors import (
 )
 from gateway.events import Line
 from gateway.openai.caller import Caller
+from gateway.openai.errors import Fault, error_body
 from gateway.openai.sse import Folder
-from gateway.openai.wire import WireOptions
 from gateway.tenants import ANONYMOUS, KeyRing, VirtualKey
 
 LANE = "batch"
@@ -41,14 +41,12 @@ LONG_BODY = 64 * 1024  # bytes, from which on a body is read in a thread
 
 logger = logging.getLogger(f"{log.ROOT}.front")
 
-# The status and the body that a client would get for an error; the field that a prompt comes in is told too.
-Tell: TypeAlias = Callable[[Exception, str], tuple[int, bytes]]
+# What a client would be told of an error, by whoever knows how; it gets the field that a prompt comes in, too.
+Tell: TypeAlias = Callable[[Exception, str], Fault]
 
 
 class WireBody(Protocol):
     """A decoded body, as `gateway.openai` makes it."""
-
-    def check_window(self, window: int | None) -> None: ...
 
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
@@ -63,9 +61,6 @@ class LineDialect(Protocol):
 
     @property
     def prompt_field(self) -> str: ...
-
-    @property
-    def options(self) -> WireOptions: ...
 
     @property
     def retell(self) -> Callable[[InvalidRequest], InvalidRequest]: ...
@@ -120,8 +115,9 @@ class LineRunner:
     def _refused(self, batch: Batch, number: int, request_id: str, error: Exception) -> Line:
         dialect = self._dialects[batch.endpoint]
         told = dialect.retell(error) if isinstance(error, InvalidRequest) else error
-        status, envelope = self._tell(told, dialect.prompt_field)
-        return Line(batch_id=batch.id, number=number, request_id=request_id, status=status, body=envelope)
+        fault = self._tell(told, dialect.prompt_field)
+        body = error_body(fault, request_id)
+        return Line(batch_id=batch.id, number=number, request_id=request_id, status=fault.status, body=body)
 
     async def _answer(self, batch: Batch, number: int, request_id: str, body: bytes) -> None:
         dialect = self._dialects[batch.endpoint]
@@ -136,8 +132,6 @@ class LineRunner:
             return Line(batch_id=batch.id, number=number, request_id=request_id, status=OK, body=answer)
 
         job = self._dispatcher.job(Order(key=key, request=request, line=line, line_name=f"{batch.id}/{number}"))
-        if dialect.options.strict:
-            wire.check_window(self._dispatcher.routing.card(request.model).max_model_len)
         async with aclosing(job.chunks()) as chunks:
             async for chunk in chunks:
                 folder.add(chunk)

@@ -41,9 +41,11 @@ Table: TypeAlias = dict[str, object]
 class ServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[server]`: where the front listens and what it lets in.
 
-    `port` 0 takes a free one. `root_path` is the prefix under which a proxy publishes the server, such as `/llm`.
+    `port` 0 takes a free one. `root_path` is the prefix under which a proxy publishes the server, such as `/llm`;
+    with `bare_paths` what is under `/v1` is also there without it.
     `shutdown_timeout` in seconds is how long running answers may go on after SIGTERM. `tls_cert` and `tls_key` are PEM
-    files and come together. `log_level` is of the front and of the parent.
+    files and come together. `docs` serves the description of the API to anybody. `log_level` is of the front and of
+    the parent.
     """
 
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
@@ -52,7 +54,9 @@ class ServerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 31)] = 32 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
     root_path: Annotated[str, Meta(pattern=r"^(/[^/?#\s]+)*$")] = ""
+    bare_paths: bool = False
     shutdown_timeout: Annotated[int, Meta(ge=0, le=3600)] = 30
+    docs: bool = True
     tls_cert: str | None = None
     tls_key: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"

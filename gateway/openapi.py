@@ -10,12 +10,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
+from gateway.anthropic.messages import IgnoredMessageFields, MessageFields, PromptFields
+from gateway.anthropic.shapes import Message, MessageErrorEnvelope, MessageEvent, TokenCount
 from gateway.api.admin.access import ACCESS
 from gateway.api.admin.endpoint import Endpoint
 from gateway.api.admin.routes import ENDPOINTS
 from gateway.api.errors import TABLE
+from gateway.api.families import ANTHROPIC, OPENAI, Family, family_of
 from gateway.api.generating import TIMEOUT_HEADER
-from gateway.api.health import Health, Readiness
+from gateway.api.health import Health, Load, Readiness
 from gateway.dispatch import LANE_HEADER
 from gateway.errors import LimitReport
 from gateway.idempotency import HEADER as IDEMPOTENCY_HEADER
@@ -23,6 +26,7 @@ from gateway.openai.batches import BatchesQuery, BatchFields, BatchList, BatchOb
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
 from gateway.openai.embeddings import EmbeddingList, EmbeddingsBody
+from gateway.openai.errors import Fault
 from gateway.openai.files import FileDeleted, FileForm, FileList, FileObject, FilesQuery
 from gateway.openai.formats import FormatFields
 from gateway.openai.models import ModelList, ModelObject
@@ -60,7 +64,10 @@ REASONS = {
     500: "The server or the backend broke on this request.",
     503: "Full, or not ready; come back after `Retry-After` seconds.",
     504: "The deadline of the request passed.",
+    529: "Full; come back after `Retry-After` seconds.",
 }
+# How the routes of a family tell their failures: the first word of a response's name, and its body.
+FAILURES = {OPENAI: ("Error", "ErrorEnvelope"), ANTHROPIC: ("MessageError", "MessageErrorEnvelope")}
 
 
 GENERIC = re.compile(rb"\bPage_(\w+)_\b")  # msgspec's name for a Page[X]; here it is an XPage
@@ -78,7 +85,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     form: type[Struct] | None = None  # the fields beside the file of a multipart form
     query: type[Struct] | None = None
     answer: Any = None
-    events: type[Struct] | None = None
+    events: Any = None
     status: int = 200
     roles: frozenset[str] = frozenset()  # of the admin API: who may call it
     generates: bool = False
@@ -220,6 +227,24 @@ OPERATIONS = (
         answer=BatchObject,
         refuses=(409,),
     ),
+    Operation(
+        path="/v1/messages",
+        method="post",
+        name="createMessage",
+        summary="Answer messages in Anthropic's form, streamed or whole.",
+        body="MessageRequest",
+        answer=Message,
+        events=MessageEvent,
+        generates=True,
+    ),
+    Operation(
+        path="/v1/messages/count_tokens",
+        method="post",
+        name="countMessageTokens",
+        summary="How many tokens messages, with their system prompt and tools, give to read.",
+        body="PromptFields",
+        answer=TokenCount,
+    ),
     Operation(path="/v1/models", method="get", name="listModels", summary="The models served.", answer=ModelList),
     Operation(
         path="/v1/models/{model}", method="get", name="readModel", summary="One model by its id.", answer=ModelObject
@@ -241,6 +266,7 @@ OPERATIONS = (
         answer=DetokenizeAnswer,
     ),
     Operation(path="/metrics", method="get", name="readMetrics", summary="Prometheus metrics.", text="text/plain"),
+    Operation(path="/load", method="get", name="readLoad", summary="How many requests are here.", answer=Load),
     Operation(path="/health", method="get", name="health", summary="The server lives.", answer=Health, needs_key=False),
     Operation(
         path="/ready",
@@ -275,7 +301,12 @@ def openapi_document() -> Json:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "responses": {f"Error{status}": _error(reason) for status, reason in REASONS.items()},
+            "responses": {
+                f"{word}{status}": _error(reason, body)
+                for family, (word, body) in FAILURES.items()
+                for status, reason in REASONS.items()
+                if status in _statuses(family)
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -305,8 +336,9 @@ def _operation(operation: Operation, shapes: dict[Any, Json]) -> Json:
     made["responses"] = {str(operation.status): _success(operation, shapes)}
     if operation.also:
         made["responses"][str(operation.also)] = _success(operation, shapes)
+    word, _ = FAILURES[family_of(operation.path)]
     for status in _failures(operation):
-        made["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
+        made["responses"][str(status)] = {"$ref": f"#/components/responses/{word}{status}"}
     return made
 
 
@@ -353,13 +385,13 @@ def _success(operation: Operation, shapes: dict[Any, Json]) -> Json:
     return {"description": operation.summary, "content": content}
 
 
-def _error(reason: str) -> Json:
-    return {"description": reason, "content": _json(_ref(ErrorEnvelope.__name__))}
+def _error(reason: str, body: str) -> Json:
+    return {"description": reason, "content": _json(_ref(body))}
 
 
 def _failures(operation: Operation) -> list[int]:
     """What this operation can fail with, out of the table of errors."""
-    statuses = {row.status for row in TABLE.values()} & REASONS.keys()
+    statuses = _statuses(family_of(operation.path))
     if not operation.needs_key:
         return []
     if not operation.generates:
@@ -370,6 +402,12 @@ def _failures(operation: Operation) -> list[int]:
     if not reads_body and "{" not in operation.path:
         statuses.discard(404)
     return sorted({*statuses, *operation.refuses, *_admin_failures(operation)})
+
+
+def _statuses(family: Family) -> set[int]:
+    """Those of the table, as a family tells them."""
+    rows = [Fault(status=row.status, type=row.type, message="", code=row.code) for row in TABLE.values()]
+    return {family.status(fault) for fault in rows} & REASONS.keys()
 
 
 def _admin_failures(operation: Operation) -> set[int]:
@@ -385,13 +423,15 @@ def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
         "ChatCompletionRequest": (ChatFields, *shared, ToolFields),
         "CompletionRequest": (CompletionFields, *shared),
         "ResponseRequest": (ResponseFields, SamplingFields, IgnoredFields, ResponseToolFields),
+        "MessageRequest": (MessageFields, IgnoredMessageFields),
     }
     bodies: list[type[Struct]] = [*dict.fromkeys(part for parts in groups.values() for part in parts)]
     bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody, BatchFields]
     bodies += [operation.form for operation in OPERATIONS if operation.form is not None]
+    bodies += [PromptFields, EmbeddingsBody, TokenizeBody, DetokenizeBody]
     bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]
-    kinds = [*dict.fromkeys([*bodies, *answers, ErrorEnvelope, LimitReport])]
+    kinds = [*dict.fromkeys([*bodies, *answers, ErrorEnvelope, MessageErrorEnvelope, LimitReport])]
     shapes, schemas = msgspec.json.schema_components(kinds, ref_template=REFS)
     schemas[CompletionFields.__name__]["properties"]["prompt"] = PROMPT
     schemas[EmbeddingsBody.__name__]["properties"]["input"] = INPUT

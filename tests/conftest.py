@@ -104,6 +104,14 @@ def smollm2_dir(laneway_home: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_dir(laneway_home: Path) -> Path:
+    """The built-in embedding model: a folder that transformers and the engine read."""
+    from backends.hf.catalog import EMBEDDING_MODEL, Catalog
+
+    return Catalog(laneway_home).prepare(EMBEDDING_MODEL).folder
+
+
+@pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama that computes in no time, with a context long enough for answers that never end, to be served."""
     from tests import tiny_models

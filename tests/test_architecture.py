@@ -39,6 +39,7 @@ MODEL_FREE = {
     for name in (
         *("sequence", "scheduler", "step", "block_pool", "step_time", "plan"),
         *("messages", "options", "threads", "engine", "loop", "server", "backend", "client"),
+        *("encoder", "inputs", "embedding_engine"),
     )
 }
 TORCH_FREE = MODEL_FREE | {"backends.hf.tokenizer"}

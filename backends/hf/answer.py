@@ -43,7 +43,7 @@ class Answer:
     def take(self, index: int, output: messages.Output) -> Chunk:
         """What one step did to a choice. Raises the error that ended it, if one did."""
         if output.error is not None:
-            raise _error(output)
+            raise error_of(output)
         choice = self._choices[index]
         before = choice.num_tokens
         piece = self._piece(choice, output)
@@ -76,7 +76,8 @@ class Answer:
         )
 
 
-def _error(output: messages.Output) -> BackendError:
+def error_of(output: messages.Output) -> BackendError:
+    """The error that ended a sequence."""
     if output.error == messages.ERROR_DEADLINE:
         return DeadlineExceeded(output.message or "The deadline passed before the answer was complete.")
     if output.error == messages.ERROR_TOO_LONG:

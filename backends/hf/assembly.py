@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from backends.hf import native
 from backends.hf.attention import AttentionKernel
 from backends.hf.block_pool import BlockPool
 from backends.hf.catalog import default_home
+from backends.hf.embedder import EncoderRunner
+from backends.hf.embedding_engine import BatchLimits, EmbeddingEngine, Input
+from backends.hf.encoder import Encoder
 from backends.hf.engine import Engine
 from backends.hf.fused import fuse
 from backends.hf.loader import LoadedModel, load
@@ -38,6 +42,7 @@ log = logging.getLogger("laneway.hf")
 
 # Share of the memory left after loading that an automatic KV cache may take; what is never written is never taken.
 KV_MEMORY_SHARE = 0.5
+WARM_UP_INPUTS, WARM_UP_TOKENS = 8, 32  # of the forward that says how fast an embedding model is
 # Rotary embeddings whose frequencies follow the longest position of the batch: a neighbour would change an answer.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -60,13 +65,17 @@ class EngineRunner(Runner, ForwardRunner, Protocol):
         ...
 
 
-def build_engine(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver) -> tuple[Engine, Welcome]:
+def build_engine(
+    options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver
+) -> tuple[Engine | EmbeddingEngine, Welcome]:
     """A warm engine. Raises `ConfigError` for what can never work."""
     machine = Machine.probe()
     threads = options.threads or machine.physical_cores
     torch.set_num_threads(threads)
     home = default_home(os.environ)
     loaded = load(options, home, machine=machine)
+    if loaded.encoder is not None:
+        return _embedding_engine(loaded, loaded.encoder, options, lanes, deliver)
     kernels = native.load(home / "kernels", threads, machine.cpu_flags) if _may_be_native(loaded, options) else None
     runner = choose_runner(loaded, options, None if kernels is None else NativeAttention(kernels))
     runner.resize(_num_blocks(runner, loaded, options))
@@ -75,7 +84,7 @@ def build_engine(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Del
     log.info("warmed up with %d shapes; a decode takes %.1f ms", shapes, step_time.predict(1, 128, 1) * 1e3)
     scheduler = Scheduler(
         BlockPool(runner.num_blocks, runner.block_size),
-        FairQueue({name: LaneShare(rule.priority, rule.floor) for name, rule in lanes.items()}),
+        FairQueue(_shares(lanes)),
         step_time,
         SchedulerLimits(
             max_num_seqs=options.max_num_seqs,
@@ -96,6 +105,35 @@ def build_engine(options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Del
         end_token_ids=sorted(loaded.eos_token_ids),
     )
     return Engine(runner, scheduler, step_time, deliver), welcome
+
+
+def _embedding_engine(
+    loaded: LoadedModel, encoder: Encoder, options: HFOptions, lanes: Mapping[str, LaneRule], deliver: Deliver
+) -> tuple[EmbeddingEngine, Welcome]:
+    """It keeps nothing between steps, so there is no cache to size. The second of two equal forwards is timed."""
+    embedder = EncoderRunner(loaded.model, encoder, loaded.device)
+    inputs = [[0] * min(WARM_UP_TOKENS, loaded.max_model_len)] * WARM_UP_INPUTS
+    embedder.vectors(inputs)
+    began_at = time.monotonic()
+    embedder.vectors(inputs)
+    token_s = (time.monotonic() - began_at) / (len(inputs) * len(inputs[0]))
+    log.info("warmed up; a token takes %.3f ms", token_s * 1e3)
+    limits = BatchLimits(inputs=options.max_num_seqs, tokens=options.max_batched_tokens, seconds=options.max_step_s)
+    queue: FairQueue[Input] = FairQueue(_shares(lanes))
+    welcome = Welcome(
+        version=PROTOCOL_VERSION,
+        max_model_len=loaded.max_model_len,
+        max_sequence_tokens=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        runner="embedding",
+    )
+    return EmbeddingEngine(embedder, queue, limits, deliver, token_s), welcome
+
+
+def _shares(lanes: Mapping[str, LaneRule]) -> dict[str, LaneShare]:
+    return {name: LaneShare(rule.priority, rule.floor) for name, rule in lanes.items()}
 
 
 def choose_runner(loaded: LoadedModel, options: HFOptions, kernel: NativeAttention | None) -> EngineRunner:

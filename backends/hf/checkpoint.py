@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from backends.errors import ConfigError
+from backends.hf.encoder import Encoder
 
 JSONObject: TypeAlias = dict[str, Any]
 
@@ -56,8 +57,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
         return nested if isinstance(nested, dict) else self.config
 
     @property
+    def encoder(self) -> Encoder | None:
+        """How it makes vectors, None when it is no embedding model. Raises `ConfigError` for a way not known here."""
+        return Encoder.read(self.folder, self.config)
+
+    @property
     def max_model_len(self) -> int | None:
-        """Positions the model was made for, or None when it does not say (such as with ALiBi)."""
+        """Tokens the model was made for, or None when it does not say (such as with ALiBi)."""
+        if (encoder := self.encoder) is not None and encoder.max_tokens is not None:
+            return encoder.max_tokens
         known = [self.text_config.get(field) for field in CONTEXT_FIELDS]
         lengths = [length for length in known if isinstance(length, int) and length > 0]
         return max(lengths[0], _stretched(self.text_config)) if lengths else None
@@ -72,13 +80,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 def check_servable(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
-    """Raises `ConfigError` for a model that could not answer a chat, naming what is missing and what to do."""
-    _check_architecture(checkpoint)
+    """Raises `ConfigError` for a model that could neither chat nor make vectors: what is missing and what to do."""
+    is_encoder = checkpoint.encoder is not None
+    if not is_encoder:
+        _check_architecture(checkpoint)
     _check_code(checkpoint, trust_remote_code)
     folder = checkpoint.folder
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise ConfigError(f"model: {folder} has no tokenizer (none of {', '.join(TOKENIZERS)}); copy them there.")
-    if not _has_chat_template(folder):
+    if not is_encoder and not _has_chat_template(folder):
         raise ConfigError(
             f"model: {folder} has no chat template, so it is probably not a chat model. Choose its instruct version, or"
             f" add the template as {folder / 'chat_template.jinja'}."

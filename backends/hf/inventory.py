@@ -73,7 +73,7 @@ def _hub() -> Iterator[LocalModel]:
 
 
 def _in_folder(name: str, source: Source, folder: Path) -> LocalModel:
-    size = sum(file.stat().st_size for file in folder.iterdir())
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return LocalModel(name=name, source=source, dtype=_dtype(folder), size=size, folder=folder)
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from backends.errors import ConfigError
 from backends.hf.catalog import Catalog, ModelSource, Progress, default_home
 from backends.hf.checkpoint import Checkpoint, check_servable
+from backends.hf.encoder import Encoder
 from backends.hf.machine import Machine
 from backends.hf.options import HFOptions
 from backends.hf.progress import stages
@@ -29,6 +30,7 @@ class LoadedModel:
     """A model ready to run: in eval mode, its parameters frozen, on `device` (where its inputs go) in `dtype`.
 
     `max_model_len` is in tokens. `eos_token_ids` end an answer. `weight_bytes` is what its parameters take.
+    `encoder` is set for an embedding model.
     """
 
     model: Any
@@ -39,6 +41,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     weight_bytes: int
+    encoder: Encoder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,6 @@ def check(
     """
     machine = machine or Machine.probe()
     device = machine.device(options.device)
-    dtype = machine.dtype(options.dtype, device)
     _check_map(options)
     source = _prepare(options, home, progress)
     try:
@@ -69,6 +71,7 @@ def check(
         check_servable(checkpoint, options.trust_remote_code)
     except ConfigError as error:
         raise _with_hint(error, source) from error
+    dtype = machine.dtype(_dtype(options, checkpoint), device)
     length = _max_model_len(options.max_model_len, checkpoint)
     _check_memory(checkpoint, options, dtype, device, machine)
     return Plan(checkpoint=checkpoint, dtype=dtype, device=device, max_model_len=length)
@@ -101,7 +104,8 @@ def load(
     dtype: torch.dtype = getattr(torch, plan.dtype)
     model = _from_pretrained(plan, options, dtype, attn_implementation)
     model.eval().requires_grad_(False)
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    generation: Any = getattr(model, "generation_config", None)  # encoders have none
+    eos = generation.eos_token_id if generation is not None else None
     named = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return LoadedModel(
         model=model,
@@ -112,13 +116,16 @@ def load(
         vocab_size=model.config.get_text_config().vocab_size,
         eos_token_ids=plan.checkpoint.eos_token_ids | frozenset(named),
         weight_bytes=sum(weight.nbytes for weight in model.parameters()),
+        encoder=plan.checkpoint.encoder,
     )
 
 
 def _from_pretrained(plan: Plan, options: HFOptions, dtype: torch.dtype, attn_implementation: str | None) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    auto: Any = AutoModelForCausalLM  # with `output_loading_info` it returns a pair, which its types do not say
+    is_encoder = plan.checkpoint.encoder is not None
+    # With `output_loading_info` it returns a pair, which its types do not say.
+    auto: Any = AutoModel if is_encoder else AutoModelForCausalLM
     folder = plan.checkpoint.folder
     where: dict[str, str | None] = {"device_map": None if plan.device == "cpu" else plan.device}
     if options.device_map is not None:
@@ -138,6 +145,8 @@ def _from_pretrained(plan: Plan, options: HFOptions, dtype: torch.dtype, attn_im
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
         raise ConfigError(f"model: transformers cannot load {folder}: {_first_line(error)}") from error
+    if is_encoder:  # a head over the first token, which many checkpoints lack and no vector comes from
+        info["missing_keys"] = [key for key in info["missing_keys"] if not str(key).startswith("pooler.")]
     _check_complete(folder, info)
     return model
 
@@ -173,6 +182,11 @@ def _with_hint(error: ConfigError, source: ModelSource) -> ConfigError:
     if source.kind != "repo":
         return error
     return ConfigError(f"{error} If its download was interrupted, complete it: laneway models pull {source.model}")
+
+
+def _dtype(options: HFOptions, checkpoint: Checkpoint) -> str:
+    """Vectors are compared with others made elsewhere or next year, so automatic is exact for embedding models."""
+    return "float32" if options.dtype == "auto" and checkpoint.encoder is not None else options.dtype
 
 
 def _max_model_len(wish: int | None, checkpoint: Checkpoint) -> int:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from backends.types import FinishReason
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
@@ -25,7 +25,8 @@ class Hello(Struct, tag=True, array_like=True):
 
 
 class Submit(Struct, tag=True, array_like=True):
-    """Front → engine: generate. Instants are `time.monotonic()` of this machine; fields as in `TokenParams`."""
+    """Front → engine: generate, or make a vector (where only the first two fields and those of its lane and deadline
+    count). Instants are `time.monotonic()` of this machine; fields as in `TokenParams`."""
 
     id: int
     prompt_ids: list[int]
@@ -79,7 +80,8 @@ class Output(Struct, array_like=True):
     """What one step did to one sequence: new tokens, or that it began, or how it ended.
 
     `began` is set once, when the first token of its prompt was scheduled. `finish_reason` ends it; `stop_token_id` is
-    the token that did, and is the last of `token_ids`. `error` ends it too, with a word from `ERRORS`.
+    the token that did, and is the last of `token_ids`. `error` ends it too, with a word from `ERRORS`. `vector` is the
+    whole answer of an embedding model, as little-endian float32.
     """
 
     id: int
@@ -89,6 +91,7 @@ class Output(Struct, array_like=True):
     stop_token_id: int | None = None
     error: str | None = None
     message: str = ""
+    vector: bytes | None = None
 
 
 class Outputs(Struct, tag=True, array_like=True):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from backends.cap import answer_cap
 from backends.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
 from backends.hf.messages import Submit, Welcome
 from backends.hf.tokenizer import ModelTokenizer
@@ -38,14 +39,16 @@ def prepare(
 ) -> Work:
     """Check, render, encode, measure. Raises `InvalidRequest`, `UnsupportedParameter` or `PromptTooLong`."""
     check_supported(request)
-    _check_ids(request.sampling.stop_token_ids, welcome.vocab_size, "stop_token_ids")
+    check_ids(request.sampling.stop_token_ids, welcome.vocab_size, "stop_token_ids")
     field = "prompt" if request.messages is None else "messages"
     prompts = tuple(_prompts(request, tokenizer))
     submits: list[Submit] = []
     for prompt in prompts:
-        _check_ids(prompt.token_ids, welcome.vocab_size, field)
-        room = _room(prompt, request.sampling, welcome, field)
-        submits += _submits(request, prompt, welcome, _cap(request.sampling.max_tokens, room, max_output_tokens))
+        check_ids(prompt.token_ids, welcome.vocab_size, field)
+        cap = _cap(prompt, request, welcome, field)
+        if max_output_tokens is not None:
+            cap = min(cap, max_output_tokens)
+        submits += _submits(request, prompt, welcome, cap)
     return Work(prompts, tuple(submits))
 
 
@@ -93,7 +96,7 @@ def _prompt(prompt: str | tuple[int, ...], request: GenerateRequest, tokenizer: 
         ids = tokenizer.encode(prompt, request.add_special_tokens)
         echo = prompt if echoes else ""
     else:
-        _check_ids(prompt, tokenizer.vocab_size, "prompt")
+        check_ids(prompt, tokenizer.vocab_size, "prompt")
         ids = list(prompt)
         echo = tokenizer.decode(ids, request.sampling.skip_special_tokens) if echoes else ""
     if not ids:
@@ -104,22 +107,16 @@ def _prompt(prompt: str | tuple[int, ...], request: GenerateRequest, tokenizer: 
     return Prompt(ids, echo)
 
 
-def _room(prompt: Prompt, sampling: SamplingParams, welcome: Welcome, field: str) -> int:
-    """How many tokens may follow. Raises `PromptTooLong` when none fits."""
+def _cap(prompt: Prompt, request: GenerateRequest, welcome: Welcome, field: str) -> int:
+    """The most tokens that may follow. Raises `PromptTooLong` when none fits, and what `answer_cap` does."""
     limit = min(welcome.max_model_len, welcome.max_sequence_tokens)
-    room = limit - len(prompt.token_ids)
-    if room < (0 if sampling.max_tokens == 0 else 1):
+    if limit - len(prompt.token_ids) < (0 if request.sampling.max_tokens == 0 else 1):
         raise PromptTooLong(
             f"This model's maximum context length is {limit} tokens. However, your {field} resulted in "
             f"{len(prompt.token_ids)} tokens. Please reduce the length of the {field}.",
             param=field,
         )
-    return room
-
-
-def _cap(wanted: int | None, room: int, max_output_tokens: int | None) -> int:
-    """The most tokens of one answer: what the client wants, what is left, what the operator allows."""
-    return min(cap for cap in (wanted, room, max_output_tokens) if cap is not None)
+    return answer_cap(request, len(prompt.token_ids), limit)
 
 
 def _submits(request: GenerateRequest, prompt: Prompt, welcome: Welcome, max_tokens: int) -> list[Submit]:
@@ -152,8 +149,11 @@ def _submits(request: GenerateRequest, prompt: Prompt, welcome: Welcome, max_tok
     ]
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
-    """Ids reach the engine only when the model has them: one wrong index would break the step of everybody."""
+def check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Ids reach the engine only when the model has them: one wrong index would break the step of everybody.
+
+    Raises `InvalidRequest`.
+    """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise InvalidRequest(f"Token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=field)

@@ -1,4 +1,4 @@
-"""The one table: exception → HTTP status, OpenAI's type and code, and when to come back."""
+"""The one table: exception → HTTP status, OpenAI's type and code, and when to come back. Families tell it their way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway import errors as front
 from gateway import log
 from gateway.api.body import ClientLeft
 from gateway.api.exchange import Exchange
-from gateway.openai.errors import envelope
+from gateway.openai.errors import Fault
 
 logger = logging.getLogger(f"{log.ROOT}.front")
 
@@ -59,6 +59,7 @@ TABLE: dict[type[Exception], Row] = {
     backend.InvalidRequest: Row(400, INVALID),
     backend.ModelNotFound: Row(404, INVALID, "model_not_found"),
     backend.Overloaded: Row(503, UNAVAILABLE, "overloaded", 1),
+    backend.RateLimited: Row(429, "requests", "rate_limit_exceeded", 1),
     backend.DeadlineExceeded: Row(504, SERVER, "deadline_exceeded"),
     backend.Unavailable: Row(503, UNAVAILABLE, "backend_unavailable", 2),
     backend.NotFinite: Row(500, SERVER),
@@ -79,23 +80,28 @@ def reply_to(error: Exception, exchange: Exchange, too_long_param: str | None = 
     """The reply to `error`, noted in the log. `too_long_param` is the field that a prompt comes in on this route."""
     if isinstance(error, HTTPException):
         return _http_reply(error, exchange)
-    row = _row_of(error)
+    row, fault = _row_of(error), fault_of(error, too_long_param)
     _report(error, row.status, exchange)
-    headers = [JSON, *_when_to_come_back(error, row)]
+    headers = _when_to_come_back(error, row)
     if row.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return Reply(row.status, told(error, too_long_param)[1], tuple(headers))
+    return _reply(fault, exchange, *headers)
 
 
-def told(error: Exception, too_long_param: str | None) -> tuple[int, bytes]:
-    """Status and envelope of `error` alone, as `reply_to` has them."""
+def fault_of(error: Exception, too_long_param: str | None) -> Fault:
+    """What `error` is in OpenAI's words, as `reply_to` tells it."""
     row = _row_of(error)
-    code = getattr(error, "code", None) or row.code
     param = getattr(error, "param", None)
     if isinstance(error, backend.PromptTooLong) and param is None:
         param = too_long_param
-    report = error.report if isinstance(error, front.LimitReached) else None
-    return row.status, envelope(row.message or str(error), _type_of(error, row), param, code, report)
+    return Fault(
+        status=row.status,
+        type=_type_of(error, row),
+        message=row.message or str(error),
+        param=param,
+        code=getattr(error, "code", None) or row.code,
+        limit=error.report if isinstance(error, front.LimitReached) else None,
+    )
 
 
 def _row_of(error: Exception) -> Row:
@@ -128,8 +134,14 @@ def method_refused(exchange: Exchange, allow: str) -> Reply:
     """405 on a known path; `allow` are its methods, comma-separated."""
     wanted = [method for method in allow.split(", ") if method not in ("HEAD", "OPTIONS")]
     message = f"Not allowed to {exchange.method[:20]} on {exchange.path[:200]} (HINT: use {' or '.join(wanted)})."
-    body = envelope(message, INVALID, None, "method_not_supported")
-    return Reply(405, body, (JSON, (b"allow", allow.encode())))
+    fault = Fault(status=405, type=INVALID, message=message, code="method_not_supported")
+    return _reply(fault, exchange, (b"allow", allow.encode()))
+
+
+def _reply(fault: Fault, exchange: Exchange, *headers: tuple[bytes, bytes]) -> Reply:
+    """`fault` as the family of the route tells it."""
+    family = exchange.family
+    return Reply(family.status(fault), family.body(fault, exchange.shown_id), (JSON, *headers))
 
 
 def _http_reply(error: HTTPException, exchange: Exchange) -> Reply:
@@ -139,11 +151,11 @@ def _http_reply(error: HTTPException, exchange: Exchange) -> Reply:
         return method_refused(exchange, ", ".join(sorted({*allow.split(", "), "OPTIONS"} - {""})))
     if isinstance(error, NotFoundException):
         message = f"Invalid URL ({exchange.method[:20]} {exchange.path[:200]})"
-        return Reply(404, envelope(message, INVALID, None, None), (JSON,))
+        return _reply(Fault(status=404, type=INVALID, message=message), exchange)
     _report(error, error.status_code, exchange)
     is_ours = error.status_code >= 500
     message = BROKEN if is_ours else error.detail
-    return Reply(error.status_code, envelope(message, SERVER if is_ours else INVALID, None, None), (JSON,))
+    return _reply(Fault(status=error.status_code, type=SERVER if is_ours else INVALID, message=message), exchange)
 
 
 def _report(error: Exception, status: int, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ from litestar.types import Message, Scope
 
 from backends.types import Usage
 from gateway import log
+from gateway.api.families import family_of
 from gateway.request_id import new_id
 from gateway.tenants import VirtualKey
 
@@ -34,6 +35,7 @@ class Exchange:
     def __init__(self, scope: Scope) -> None:
         self.method = str(scope.get("method", ""))
         self.path = str(scope["path"])
+        self.family = family_of(self.path)
         headers = list(scope["headers"])
         self.headers = dict(headers)
         self.repeated = _repeated(headers) if len(self.headers) != len(headers) else frozenset()
@@ -120,7 +122,7 @@ async def stamp(message: Message, scope: Scope) -> None:
     exchange.status = message["status"]
     message["headers"] = [
         *message.get("headers", ()),
-        (b"x-request-id", exchange.shown_id.encode()),
+        *((name, exchange.shown_id.encode()) for name in exchange.family.id_headers),
         (b"openai-processing-ms", b"%d" % (exchange.elapsed_s * 1000)),
         (b"openai-version", OPENAI_VERSION),
         *(exchange.more_headers() if exchange.more_headers is not None else ()),

@@ -43,6 +43,7 @@ logger = logging.getLogger(f"{log.ROOT}.front")
 ALLOW = "OPTIONS, POST"
 TIMEOUT_HEADER = "X-Request-Timeout"
 SILENCE_HEADER = "x-stainless-read-timeout"  # OpenAI's SDKs tell how long they wait for the next byte
+WHOLE_SILENCE_HEADER = "x-stainless-timeout"  # those for Node tell it cut to whole seconds
 REPLAYED = (b"idempotent-replayed", b"true")
 LONGEST_TIMEOUT_S = 7 * 24 * 3600.0
 CLIENT_LEFT = 499
@@ -63,8 +64,6 @@ class WireRequest(Protocol):
 
     @property
     def left_out(self) -> tuple[str, ...]: ...
-
-    def check_window(self, window: int | None) -> None: ...
 
     def to_generate(self, caller: Caller) -> GenerateRequest: ...
 
@@ -144,7 +143,7 @@ class Generating:
 
     async def _read(self, exchange: Exchange, receive: Receive) -> Task:
         key = self._gate.admit(exchange)
-        timeout_s, silence_s = timeout_in(exchange, TIMEOUT_HEADER), timeout_in(exchange, SILENCE_HEADER)
+        timeout_s, silence_s = timeout_in(exchange, TIMEOUT_HEADER), silence_in(exchange)
         body = await read_body(exchange, receive, self._max_body_bytes)
         wire = await off_loop_if_long(self._dialect.decode, body)
         ask = Ask(
@@ -223,7 +222,8 @@ class Generating:
         """Answer event by event; the status of how it ended, which the client sees only if nothing was sent before."""
         exchange = task.exchange
         exchange.fail_stream = encoder.fail
-        events = EventStream(send, encoder.encode, encoder.finish)
+        keep_alive_s, keep_alive = self._dialect.options.keep_alive_s, exchange.family.keep_alive
+        events = EventStream(send, encoder.encode, encoder.finish, keep_alive_s, keep_alive)
         limit = asyncio.timeout(self._patience_s(task.order.request))
         try:
             job = self._job(task, recording, events.last, "text/event-stream; charset=utf-8")
@@ -261,8 +261,6 @@ class Generating:
         if recording is not None:
             order = replace(order, answer=lambda: recording.answer(last(), content_type, int(time.time() * 1000)))
         job = self._dispatcher.job(order)
-        if self._dialect.options.strict:
-            task.wire.check_window(self._dispatcher.routing.card(order.request.model).max_model_len)
         task.exchange.more_headers = lambda: job_headers(job)
         return job
 
@@ -291,6 +289,12 @@ class Generating:
         exchange.log()
 
 
+def silence_in(exchange: Exchange) -> float | None:
+    """Seconds after which a client that hears nothing gives up, never less, if its SDK says so."""
+    exact_s, whole_s = (timeout_in(exchange, header) for header in (SILENCE_HEADER, WHOLE_SILENCE_HEADER))
+    return whole_s + 1 if exact_s is None and whole_s is not None else exact_s
+
+
 def timeout_in(exchange: Exchange, header: str) -> float | None:
     """Seconds in a header, if it is there. Raises `InvalidBody` unless it is a positive number.
 
@@ -305,7 +309,7 @@ def timeout_in(exchange: Exchange, header: str) -> float | None:
         seconds = math.nan
     if 0 < seconds <= LONGEST_TIMEOUT_S:  # also refuses nan
         return seconds
-    if header == SILENCE_HEADER:
+    if header != TIMEOUT_HEADER:
         return None
     raise InvalidBody(
         f"Invalid {header}: expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:.0f}, but got '{text[:40]}'.",

@@ -1,4 +1,4 @@
-"""Probes and metrics: /health, /ready, /ping, /version, /metrics, and the root that some clients knock at."""
+"""Probes and metrics: /health, /ready, /ping, /version, /metrics, /load, and the root that some clients knock at."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ class Readiness(Struct, frozen=True, kw_only=True):
     queue_depth: int
     active_requests: int
     backends: dict[str, BackendState]
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """`/load`: requests that wait or are being answered."""
+
+    server_load: int
 
 
 class Greeting(Struct, frozen=True, kw_only=True):
@@ -110,6 +116,16 @@ def metrics_route(metrics: Metrics) -> HTTPRouteHandler:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE}, media_type=CONTENT_TYPE)
 
     return read_metrics
+
+
+def load_route(lanes: Lanes) -> HTTPRouteHandler:
+    """`GET /load`: how many requests are here, waiting or being answered."""
+
+    @route("/load", http_method=GET, sync_to_thread=False, opt=PROBE)
+    def load() -> Response[bytes]:
+        return _json(Load(server_load=sum(lanes.waiting().values()) + sum(lanes.running().values())))
+
+    return load
 
 
 def _json(value: Struct | dict[str, str], status: int = 200) -> Response[bytes]:

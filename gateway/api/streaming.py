@@ -16,11 +16,10 @@ from litestar.types import Message, Receive, Send
 
 from backends.types import Chunk, Usage
 from gateway.errors import LEFT
+from gateway.openai.sse import COMMENT
 
 ResultT = TypeVar("ResultT")
 
-KEEP_ALIVE_S = 15.0
-KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -62,12 +61,13 @@ class EventStream:
         send: Send,
         encode: Callable[[Chunk], bytes],
         finish: Callable[[], bytes],
-        keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive_s: float = 0.0,
+        keep_alive: bytes = COMMENT,
     ) -> None:
         self._send = send
         self._encode = encode
         self._finish = finish
-        self._silence = Silence(send, keep_alive_s)
+        self._silence = Silence(send, keep_alive_s, keep_alive)
         self._last: bytes | None = None
         self.has_begun = False
         self.usage: Usage | None = None
@@ -110,11 +110,15 @@ class EventStream:
 
 
 class Silence:
-    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed."""
+    """Breaks long silences of a stream with a comment, so that proxies keep the connection. One timer, re-armed.
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    An interval of 0 breaks none.
+    """
+
+    def __init__(self, send: Send, interval_s: float, comment: bytes) -> None:
         self._send = send
         self._interval_s = interval_s
+        self._told = comment
         self._loop = asyncio.get_running_loop()
         self._spoke_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -122,6 +126,8 @@ class Silence:
 
     def start(self) -> None:
         """From now on."""
+        if self._interval_s == 0:
+            return
         self._spoke_at = self._loop.time()
         self._timer = self._loop.call_later(self._interval_s, self._check)
 
@@ -148,7 +154,7 @@ class Silence:
 
     async def _speak(self) -> None:
         with suppress(OSError):  # some servers raise it when the client has left, which the watcher sees too
-            await self._send(_body(KEEP_ALIVE, more=True))
+            await self._send(_body(self._told, more=True))
         self._spoke_at = self._loop.time()
         self._comment = None
 

@@ -27,20 +27,20 @@ def token_routes(routing: Routing, max_body_bytes: int) -> list[HTTPRouteHandler
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[object, object, State]) -> Response[bytes]:
         asked = await off_loop_if_long(decode_tokenize, await body_of(request))
-        model, backend = _tokenizer(routing, asked.model, request)
+        model, backend = tokenizer_for(request, routing, asked.model)
         tokens = await backend.tokenize(msgspec.structs.replace(asked, model=model))
         return Response(tokenize_body(tokens, routing.card(model).max_model_len), media_type=JSON)
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[object, object, State]) -> Response[bytes]:
         asked = await off_loop_if_long(decode_detokenize, await body_of(request))
-        model, backend = _tokenizer(routing, asked.model or "", request)
+        model, backend = tokenizer_for(request, routing, asked.model or "")
         return Response(detokenize_body(await backend.detokenize(model, asked.tokens)), media_type=JSON)
 
     @post("/v1/responses/input_tokens", status_code=200)
     async def input_tokens(request: Request[object, object, State]) -> Response[bytes]:
         asked = await off_loop_if_long(decode_input_tokens, await body_of(request))
-        model, backend = _tokenizer(routing, asked.model, request)
+        model, backend = tokenizer_for(request, routing, asked.model)
         try:
             num_tokens = await backend.count(msgspec.structs.replace(asked, model=model))
         except InvalidRequest as error:
@@ -50,7 +50,7 @@ def token_routes(routing: Routing, max_body_bytes: int) -> list[HTTPRouteHandler
     return [tokenize, detokenize, input_tokens]
 
 
-def _tokenizer(routing: Routing, asked: str, request: Request[object, object, State]) -> tuple[str, Tokenizing]:
+def tokenizer_for(request: Request[object, object, State], routing: Routing, asked: str) -> tuple[str, Tokenizing]:
     """As `Routing.tokenizer`. A model that the key may not use is told as one that there is not."""
     key = Exchange.of(request.scope).key
     if asked and key is not None and not key.may_use(asked):

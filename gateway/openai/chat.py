@@ -49,6 +49,7 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
     sampling: SamplingFields
     messages: tuple[Message, ...]
     params: SamplingParams
+    exact_cap: str | None
     template: ChatTemplate
     tools: Tools
     response_format: dict[str, Any] | None
@@ -76,12 +77,6 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
         """Nothing: what is not known here has no effect, or is refused."""
         return ()
 
-    def check_window(self, window: int | None) -> None:
-        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
-        fields = self.fields
-        field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-        strict.check_window(field, self.params.max_tokens, window)
-
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
         return GenerateRequest(
@@ -90,6 +85,7 @@ class ChatCompletionRequest(Struct, frozen=True, kw_only=True):
             model=self.model,
             messages=self.messages,
             sampling=self.params,
+            exact_cap=self.exact_cap,
             template=self.template,
             add_special_tokens=self.fields.add_special_tokens,
             tools=self.tools.definitions,
@@ -148,7 +144,8 @@ def decode_chat(body: bytes, options: WireOptions = LENIENT) -> ChatCompletionRe
     messages = tuple(translate_message(message, number) for number, message in enumerate(fields.messages))
     tools = translate_tools(tool_fields, present)
     check_unused(present)
-    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    capped_by = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = getattr(fields, capped_by)
     check_sampling(sampling, max_tokens)
     _check_chat(fields)
     if options.strict:
@@ -161,6 +158,7 @@ def decode_chat(body: bytes, options: WireOptions = LENIENT) -> ChatCompletionRe
         params=sampling_params(
             sampling, max_tokens=max_tokens, logprobs=fields.top_logprobs if fields.logprobs else None
         ),
+        exact_cap=capped_by if options.strict else None,
         template=translate_template(read(present, TemplateFields), fields.messages),
         tools=tools,
         response_format=response_format(formats.response_format),

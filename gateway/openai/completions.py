@@ -46,6 +46,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     sampling: SamplingFields
     prompts: tuple[Prompt, ...]
     params: SamplingParams
+    exact_cap: str | None
     response_format: dict[str, Any] | None
     structured_outputs: dict[str, Any] | None
     body: dict[str, Any]
@@ -71,11 +72,6 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
         """Nothing: what is not known here has no effect, or is refused."""
         return ()
 
-    def check_window(self, window: int | None) -> None:
-        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
-        if self.body.get("max_tokens") is not None:
-            strict.check_window("max_tokens", self.fields.max_tokens, window)
-
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
         return GenerateRequest(
@@ -84,6 +80,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
             model=self.model,
             prompts=self.prompts,
             sampling=self.params,
+            exact_cap=self.exact_cap,
             add_special_tokens=self.fields.add_special_tokens,
             response_format=self.response_format,
             structured_outputs=self.structured_outputs,
@@ -138,6 +135,7 @@ def decode_completion(body: bytes, options: WireOptions = LENIENT) -> Completion
             echo=sampling.echo,
             best_of=_best_of(fields, sampling),
         ),
+        exact_cap="max_tokens" if options.strict and "max_tokens" in present else None,
         response_format=response_format(formats.response_format),
         structured_outputs=structured_outputs(formats),
         body=whole,

@@ -75,9 +75,6 @@ class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
         """Nothing of it."""
         return ()
 
-    def check_window(self, window: int | None) -> None:
-        """No tokens are asked for."""
-
     def to_generate(self, caller: Caller) -> EmbedRequest:
         """The request as backends read it."""
         return EmbedRequest(

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from backends.types import MediaPart, Message, TextPart, ToolCall
+from gateway.errors import ResponseNotFound
 from gateway.openai.decoding import read
-from gateway.openai.faults import wrong_type
+from gateway.openai.faults import cut, wrong_type
 
 Content: TypeAlias = str | tuple[TextPart | MediaPart, ...]
 
@@ -102,7 +103,14 @@ class ReasoningInput(Struct, frozen=True, kw_only=True):
         return "\n".join(piece.text for piece in self.content or self.summary)
 
 
-_KINDS: dict[str, type[Struct]] = {
+class ItemReference(Struct, frozen=True, kw_only=True):
+    """An item of an earlier response, by its id alone."""
+
+    id: str
+
+
+REFERENCE = "item_reference"
+KINDS: dict[str, type[Struct]] = {
     "message": MessageInput,
     "function_call": FunctionCallInput,
     "function_call_output": CallOutputInput,
@@ -120,7 +128,7 @@ class Items(Struct, frozen=True, kw_only=True):
 
 
 def translate_input(wire: str | Sequence[Any], instructions: str | None) -> Items:
-    """The input as backends read it, after the instructions. Raises `InvalidBody`."""
+    """The input as backends read it, after the instructions. Raises `InvalidBody` and `ResponseNotFound`."""
     begin = () if instructions is None else (Message(role="system", content=instructions),)
     if isinstance(wire, str):
         return Items(messages=(*begin, Message(role="user", content=wire)))
@@ -138,8 +146,10 @@ def _read_items(wire: Sequence[Any], skipped: list[str]) -> Iterator[Struct]:
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
             raise wrong_type(f"{path}.type", "a string", kind)
-        if kind in _KINDS:
-            yield read(item, _KINDS[kind], path)
+        if kind == REFERENCE:
+            raise _not_stored(item, path)
+        if kind in KINDS:
+            yield read(item, KINDS[kind], path)
         else:
             skipped.append(kind)
 
@@ -197,6 +207,16 @@ def _messages(items: Sequence[Struct]) -> Iterator[Message]:
         elif isinstance(item, CallOutputInput):
             yield Message(role="tool", content=_content(item.output), tool_call_id=item.call_id)
     yield from turn.message()
+
+
+def _not_stored(item: dict[str, Any], path: str) -> ResponseNotFound:
+    """What is only referred to would be missing from the history without a word, so it is no item to skip."""
+    wanted = cut(read(item, ItemReference, path).id)
+    return ResponseNotFound(
+        f"Item with id '{wanted}' not found. Items are not stored here: send the item itself, "
+        "as SDKs do that are told 'store': false.",
+        param="input",
+    )
 
 
 def custom_arguments(text: str) -> str:

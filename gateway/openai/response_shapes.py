@@ -79,6 +79,7 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Kinds of tokens that were read."""
 
     cached_tokens: int
+    cache_write_tokens: Literal[0] = 0  # nothing is billed for being kept
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):

@@ -26,8 +26,8 @@ class CustomFormat(Struct, frozen=True, kw_only=True):
     """How the text of a custom tool must look. The model is told, and not held to it."""
 
     type: Literal["text", "grammar"] = "text"
-    syntax: str = ""
-    definition: str = ""
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
 
 
 class CustomTool(Struct, frozen=True, kw_only=True):
@@ -98,6 +98,9 @@ def _custom(tool: Json, path: str) -> Json:
     wire = read(tool, CustomTool, path)
     asked = [wire.description, "The input is plain text."]
     if wire.format.type == "grammar":
+        for member in ("syntax", "definition"):
+            if getattr(wire.format, member) is None:
+                raise faults.missing(f"{path}.format.{member}")
         asked[1] = f"The input must follow this grammar ({wire.format.syntax}):\n{wire.format.definition}"
     description = "\n\n".join(filter(None, asked))
     return {"type": "function", "function": {"name": wire.name, "description": description, "parameters": INPUT}}

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct
 from backends.errors import InvalidRequest
 from backends.types import ChatTemplate, GenerateRequest, SamplingParams, TokenizeRequest
 from gateway.errors import InvalidBody
-from gateway.openai import faults, strict
+from gateway.openai import faults
 from gateway.openai.answer import Reply
 from gateway.openai.caller import Caller
 from gateway.openai.chat_answer import ChatAnswer
@@ -56,6 +56,8 @@ class ReasoningOptions(Struct, frozen=True, kw_only=True):
     """How hard to think; it reaches templates that know it. Thoughts are shown as they are, never summed up."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    mode: str | None = None  # this and the next are known, and have no effect
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -98,6 +100,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     sampling: SamplingFields
     items: Items
     params: SamplingParams
+    exact_cap: str | None
     template: ChatTemplate
     tools: ResponseTools
     response_format: dict[str, Any] | None
@@ -125,10 +128,6 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         """Kinds of items and tools that nothing here knows."""
         return tuple(dict.fromkeys((*self.items.skipped, *self.tools.dropped)))
 
-    def check_window(self, window: int | None) -> None:
-        """Raise `InvalidBody` when more tokens are asked for than the model's context, `window`, has."""
-        strict.check_window("max_output_tokens", self.params.max_tokens, window)
-
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
         return GenerateRequest(
@@ -137,6 +136,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
             model=self.model,
             messages=self.items.messages,
             sampling=self.params,
+            exact_cap=self.exact_cap,
             template=self.template,
             add_special_tokens=False,
             tools=self.tools.tools.definitions,
@@ -211,6 +211,7 @@ def decode_response(body: bytes, options: WireOptions = LENIENT) -> ResponseRequ
             max_tokens=fields.max_output_tokens,
             logprobs=(fields.top_logprobs or 0) if wants_logprobs else None,
         ),
+        exact_cap="max_output_tokens" if options.strict else None,
         template=_template(fields),
         tools=tools,
         response_format=_format(fields.text.format),

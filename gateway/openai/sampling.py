@@ -18,10 +18,14 @@ CountOrZero: TypeAlias = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 
-_LANE_OF_TIER = {"priority": "interactive", "fast": "interactive", "default": "standard", "flex": "batch"}
-_SHOWN_TIER = {"auto": "default", "fast": "priority"}
+_LANE_OF_TIER = {
+    **dict.fromkeys(("priority", "fast", "ultrafast"), "interactive"),
+    "default": "standard",
+    "flex": "batch",
+}
+_SHOWN_TIER = {"auto": "default", "fast": "priority", "ultrafast": "priority"}
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):

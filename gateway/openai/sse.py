@@ -7,6 +7,7 @@ from typing import Protocol
 from backends.types import Chunk
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"  # says nothing
 
 
 class StreamEncoder(Protocol):

@@ -67,16 +67,6 @@ def check_limits(max_tokens: int | None, max_completion_tokens: int | None) -> N
         )
 
 
-def check_window(field: str, asked: int | None, window: int | None) -> None:
-    """`asked`, from `field`, is no more than `window`, the model's whole context, in tokens."""
-    if asked is not None and window is not None and asked > window:
-        raise faults.broken_rule(
-            field,
-            f"{field} is too large: {asked}. This model supports at most {window} completion tokens, "
-            f"whereas you provided {asked}.",
-        )
-
-
 def _check_name(path: str, name: str) -> None:
     if "." in name:
         raise faults.no_match(path, NAME)

@@ -16,3 +16,11 @@ def tiny_engine(tiny_llama_dir: Path) -> Iterator[TinyEngine]:
     engine = TinyEngine(tiny_llama_dir)
     yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="session")
+def minilm_engine(minilm_dir: Path) -> Iterator[TinyEngine]:
+    """The built-in embedding model, started once a run."""
+    engine = TinyEngine(minilm_dir)
+    yield engine
+    engine.stop()

@@ -88,19 +88,31 @@ async def scripted(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def hf(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """A front of its own for each test, on one engine for all of them."""
-    engine: TinyEngine = request.getfixturevalue("tiny_engine")
+    async with _front(request.getfixturevalue("tiny_engine"), "tiny-llama") as subject:
+        yield subject
+
+
+@asynccontextmanager
+async def hf_embedding(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    """The same on the built-in embedding model."""
+    async with _front(request.getfixturevalue("minilm_engine"), "model") as subject:
+        yield subject
+
+
+@asynccontextmanager
+async def _front(engine: TinyEngine, model: str) -> AsyncIterator[Subject]:
     backend = engine.backend()
     await backend.start()
     async with asyncio.timeout(PATIENCE_S):
         while not backend.health().ready:
             await asyncio.sleep(0.005)
-    yield Subject(backend, "tiny-llama")
+    yield Subject(backend, model)
     await backend.stop()
     await engine.until_empty()
 
 
 SUBJECTS = [scripted, hf]
-EMBEDDERS = [scripted]
+EMBEDDERS = [scripted, hf_embedding]
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda make: make.__name__)

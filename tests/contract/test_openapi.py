@@ -11,6 +11,7 @@ import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
 
+from gateway.anthropic.shapes import Message, MessageErrorEnvelope, MessageEvent, TokenCount
 from gateway.api.admin.access import ACCESS
 from gateway.api.generating import ALLOW
 from gateway.app import create_app
@@ -83,7 +84,8 @@ def test_the_operations_of_the_admin_api_name_their_fields_and_the_roles_that_ma
 
 def test_the_document_covers_the_routes_and_no_others(app: Litestar) -> None:
     gone = "/v1/responses/{response_id}"  # what never is there is no operation
-    hidden = {"/", "/api/hello", gone, f"{gone}/cancel", f"{gone}/input_items"}
+    itself = {"/docs", "/openapi.json", "/openapi.yaml"}
+    hidden = itself | {"/", "/api/hello", gone, f"{gone}/cancel", f"{gone}/input_items"}
 
     served = set()
     for route in app.routes:
@@ -134,6 +136,28 @@ def test_responses_are_as_described(app: Litestar, extra: dict[str, object]) -> 
     for event in "".join(streams).split("\n\n")[:-1]:
         kind, data = event.split("\ndata: ")
         assert msgspec.json.decode(data, type=ResponseEvent).type == kind.removeprefix("event: ")
+
+
+@pytest.mark.parametrize("extra", [{}, {"max_tokens": 1}, {"script": SCRIPT, "thinking": {"type": "adaptive"}}])
+def test_messages_are_as_described(app: Litestar, extra: dict[str, object]) -> None:
+    asked = {**CHAT, "max_tokens": 9}
+    failing = {"tokens": ["a"], "fail": {"kind": "crash", "after_tokens": 1}}
+    with TestClient(app) as client:
+        whole = client.post("/v1/messages", json={**asked, **extra})
+        counted = client.post("/v1/messages/count_tokens", json=CHAT)
+        refused = client.post("/v1/messages", json=CHAT)
+        streams = [
+            client.post("/v1/messages", json={**asked, "stream": True, **more}).text
+            for more in (extra, {"script": failing})
+        ]
+
+    assert msgspec.json.decode(whole.content, type=Message).content
+    assert msgspec.json.decode(counted.content, type=TokenCount).input_tokens == 2
+    assert msgspec.json.decode(refused.content, type=MessageErrorEnvelope).error.type == "invalid_request_error"
+    for event in "".join(streams).split("\n\n")[:-1]:
+        kind, data = event.split("\ndata: ")
+        told = msgspec.json.decode(data, type=MessageEvent)
+        assert told.__struct_config__.tag == kind.removeprefix("event: ")
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": 1, "echo": True}])

@@ -1,4 +1,4 @@
-"""The engine on a tiny random model, in a thread of the tests; each backend made here is one more front of it."""
+"""The engine on a small model, in a thread of the tests; each backend made here is one more front of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from backends.base import DEFAULT_LANE_RULES
 from backends.hf.assembly import build_engine
 from backends.hf.backend import FrontModel, HFBackend
 from backends.hf.checkpoint import Checkpoint
+from backends.hf.embedding_engine import EmbeddingEngine
 from backends.hf.engine import Engine
 from backends.hf.local import EngineThread, LocalClient
 from backends.hf.loop import Deliver
@@ -24,8 +25,9 @@ class TinyEngine:
 
     def __init__(self, folder: Path) -> None:
         self._options = HFOptions(model=str(folder), dtype="float32", threads=1, kv_cache_memory=64 << 20)
-        self._model = FrontModel(ModelTokenizer.load(folder), Checkpoint.read(folder).max_model_len)
-        self._engine: Engine | None = None
+        checkpoint = Checkpoint.read(folder)
+        self._model = FrontModel(ModelTokenizer.load(folder), checkpoint.max_model_len, checkpoint.encoder)
+        self._engine: Engine | EmbeddingEngine | None = None
         self._thread = EngineThread(self._build)
         self._thread.start()
 
@@ -44,6 +46,6 @@ class TinyEngine:
         """End the thread."""
         self._thread.stop()
 
-    def _build(self, deliver: Deliver) -> tuple[Engine, Welcome]:
+    def _build(self, deliver: Deliver) -> tuple[Engine | EmbeddingEngine, Welcome]:
         self._engine, welcome = build_engine(self._options, DEFAULT_LANE_RULES, deliver)
         return self._engine, welcome

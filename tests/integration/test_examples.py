@@ -33,6 +33,15 @@ def test_the_responses_print_their_answers_and_pass_the_history_on(serve: Serve)
     assert int(second) > 2 * int(first)
 
 
+def test_the_messages_are_counted_and_print_their_answers(serve: Serve) -> None:
+    printed = run_example("messages.py", "one two three", address=serve().address)
+
+    assert printed.startswith("[3 tokens to read]\none two three\n[3 input tokens, ")
+    assert re.findall(r"^\[(\d+) tokens to read\]$", printed, re.MULTILINE) == re.findall(
+        r"^\[(\d+) input tokens, \d+ output tokens, end_turn\]$", printed, re.MULTILINE
+    )
+
+
 def test_the_completion_prints_prompt_and_continuation(serve: Serve) -> None:
     printed = run_example("completion.py", "once more", address=serve().address)
 
@@ -89,6 +98,7 @@ def test_the_configuration_is_accepted_as_it_is_and_with_all_that_is_optional(
 
 
 def test_every_example_is_listed_in_the_readme() -> None:
-    listed = re.findall(r"\[`([\w.]+)`\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    listed = re.findall(r"\[`([\w./]+)`\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
 
-    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.*") if path.name != "README.md")
+    there = [path.relative_to(EXAMPLES) for path in [*EXAMPLES.glob("*.*"), *EXAMPLES.glob("node/*.mjs")]]
+    assert sorted(listed) == sorted(str(path) for path in there if path.name != "README.md")

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
 from tests.integration.example import run_example
@@ -91,6 +92,47 @@ def test_a_seed_gives_two_texts_and_the_same_two_again(client: OpenAI) -> None:
     texts = [[choice.message.content for choice in answer.choices] for answer in answers]
     assert texts[0][0] != texts[0][1]
     assert texts[0] == texts[1]
+
+
+def test_anthropics_sdk_is_told_the_same(client: OpenAI, served: Served) -> None:
+    asked: Any = {"model": MODEL, "messages": CAPITAL}
+    greedy = {"temperature": 0}
+    with Anthropic(base_url=served.address, api_key="any", max_retries=0, timeout=IN_TIME_S) as sdk:
+        counted = sdk.messages.count_tokens(**asked)
+        whole = sdk.messages.create(**asked, max_tokens=64, extra_body=greedy)
+        with sdk.messages.stream(**asked, max_tokens=64, extra_body=greedy) as events:
+            pieces = list(events.text_stream)
+            streamed = events.get_final_message()
+
+    said = chat(client)
+    assert [block.to_dict() for block in whole.content] == [{"type": "text", "text": said.choices[0].message.content}]
+    assert "".join(pieces) == said.choices[0].message.content
+    assert len(pieces) > 3
+    assert (whole.stop_reason, streamed.stop_reason) == ("end_turn", "end_turn")
+    assert whole.usage.input_tokens == streamed.usage.input_tokens == said.usage.prompt_tokens == counted.input_tokens
+    assert whole.usage.output_tokens == streamed.usage.output_tokens == said.usage.completion_tokens
+
+
+def test_anthropics_sdk_has_the_assistants_last_words_continued(served: Served) -> None:
+    begun: Any = [*CAPITAL, {"role": "assistant", "content": "The capital of France is"}]
+    with Anthropic(base_url=served.address, api_key="any", max_retries=0, timeout=IN_TIME_S) as sdk:
+        message = sdk.messages.create(
+            model=MODEL, max_tokens=64, messages=begun, stop_sequences=["."], extra_body={"temperature": 0}
+        )
+
+    assert message.to_dict()["content"] == [{"type": "text", "text": " Paris"}]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", ".")
+
+
+def test_tools_are_refused_in_anthropics_envelope(served: Served) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": CAPITAL, "tools": [{"name": "f", "input_schema": {}}]}
+    reply = httpx.post(f"{served.address}/v1/messages", json=body, timeout=IN_TIME_S)
+
+    assert reply.status_code == 400
+    assert reply.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": "tools: This model does not support tools.",
+    }
 
 
 def test_a_prompt_longer_than_the_context_is_refused_in_openais_words(client: OpenAI) -> None:

@@ -19,7 +19,8 @@ from backends.hf.options import HFOptions
 from backends.registry import backend_class, convert_options
 from backends.script import Failure, Script, read_script
 from backends.scripted import ScriptedOptions
-from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER
+from gateway.anthropic.messages import IgnoredMessageFields, MessageFields
+from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER, WHOLE_SILENCE_HEADER
 from gateway.app import EXPOSED
 from gateway.batches import BatchOptions
 from gateway.cli.main import app
@@ -162,8 +163,7 @@ NEVER_OBEYED = {
 def test_every_field_of_a_body_is_in_the_table_of_compatibility_with_what_becomes_of_it(
     column: int, route: str
 ) -> None:
-    text = section_of("docs/compatibility.md", "## Fields")
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    cells = table_of("## Fields")
     told = {row[0].strip("`"): row[column] for row in cells if row[column] != "–"}
 
     known = dict.fromkeys(OBEYED[route], "obeyed")
@@ -172,6 +172,20 @@ def test_every_field_of_a_body_is_in_the_table_of_compatibility_with_what_become
 
     assert told == known
     assert len(cells) == len({row[0] for row in cells})
+
+
+def test_every_field_of_a_message_is_in_its_table_of_compatibility() -> None:
+    cells = table_of("## Anthropic's messages")
+
+    known = dict.fromkeys(names_of(MessageFields), "obeyed") | dict.fromkeys(names_of(IgnoredMessageFields), "ignored")
+    assert {row[0].strip("`"): row[1] for row in cells} == known
+    assert len(cells) == len(known)
+
+
+def table_of(title: str) -> list[list[str]]:
+    """The rows under a title of the document of compatibility, whose first cell is a field."""
+    text = section_of("docs/compatibility.md", title)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
 
 
 def test_what_a_running_server_takes_over_is_documented() -> None:
@@ -184,7 +198,8 @@ def test_what_a_running_server_takes_over_is_documented() -> None:
 def test_the_headers_that_clients_send_and_read_are_documented() -> None:
     sent, read = (section_of("docs/configuration.md", f"## {which} headers") for which in ("Request", "Reply"))
 
-    assert [name for name in (LANE_HEADER, TIMEOUT_HEADER, SILENCE_HEADER, HEADER) if f"`{name}`" not in sent] == []
+    names = (LANE_HEADER, TIMEOUT_HEADER, SILENCE_HEADER, WHOLE_SILENCE_HEADER, HEADER)
+    assert [name for name in names if f"`{name}`" not in sent] == []
     assert [name for name in EXPOSED if f"`{name}`" not in read] == []
 
 

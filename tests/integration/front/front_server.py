@@ -24,6 +24,7 @@ CHAT = "/v1/chat/completions"
 FAILURES = (  # how a script may fail → the status and the code that the client sees
     ("bad_request", 400, None),
     ("overloaded", 503, "overloaded"),
+    ("rate_limited", 429, "rate_limit_exceeded"),
     ("unavailable", 503, "backend_unavailable"),
     ("crash", 500, None),
     ("end", 500, None),

@@ -93,7 +93,7 @@ def test_a_failure_before_the_first_token_is_a_status(
     assert (reply.status_code, error["code"]) == (status, code)
     assert sorted(error) == ["code", "message", "param", "type"]
     assert reply.headers["content-type"] == "application/json"
-    assert ("retry-after" in reply.headers) == (status == 503)
+    assert ("retry-after" in reply.headers) == (status in (429, 503))
     assert status != 500 or "secret" not in reply.text
     assert after.status_code == 200
 
@@ -216,3 +216,13 @@ def test_the_callers_deadline_ends_the_answer(front: Front) -> None:
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert (cut.status_code, "deadline_exceeded" in cut.text) == (200, True)
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Request-Timeout")
+
+
+@pytest.mark.parametrize("kind", ["overloaded", "rate_limited"])
+def test_when_to_come_back_is_told_as_the_backend_tells_it(front: Front, kind: str) -> None:
+    for stream in (False, True):
+        failing = {**BODY, "stream": stream, **script(fail={"kind": kind, "retry_after_s": 7})}
+        with front.client() as client:
+            reply = client.post("/v1/chat/completions", json=failing)
+
+        assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("7", "7000")

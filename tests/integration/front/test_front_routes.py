@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 POSTS = (CHAT, "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize")
-GETS = ("/v1/models", "/v1/models/scripted", "/metrics", "/health", "/ready", "/ping", "/version", "/", "/api/hello")
+GETS = (
+    "/v1/models",
+    "/v1/models/scripted",
+    "/metrics",
+    "/load",
+    "/health",
+    "/ready",
+    "/ping",
+    "/version",
+    "/",
+    "/api/hello",
+)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +162,23 @@ def test_keys_guard_everything_but_the_probes(serve: Serve) -> None:
     front = serve(auth=AuthOptions(keys=("sk-the-only-key-99",)))
 
     with front.client() as client:
-        closed = {path: client.get(path).status_code for path in ("/v1/models", "/v1/models/scripted", "/metrics")}
-        more = ("/v1/responses/input_tokens", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel")
+        closed = {
+            path: client.get(path).status_code for path in ("/v1/models", "/v1/models/scripted", "/metrics", "/load")
+        }
+        more = ["/v1/responses/input_tokens", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel"]
+        more += ["/v1/messages", "/v1/messages/count_tokens"]
         closed |= {path: client.post(path, json=BODY).status_code for path in (*POSTS, *more)}
         opened = [client.get(path).status_code for path in ("/health", "/ready", "/ping", "/version")]
-        opened += [client.head("/").status_code, client.options(CHAT).status_code]
+        opened += [
+            client.head("/").status_code,
+            client.head("/api/hello").status_code,
+            client.options(CHAT).status_code,
+        ]
         wrong = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-wrong-wrong-wrong"})
         right = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-the-only-key-99"})
 
     assert set(closed.values()) == {401}
-    assert opened == [200, 200, 200, 200, 200, 204]
+    assert opened == [200, 200, 200, 200, 200, 200, 204]
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
     assert "wrong-wrong" not in wrong.text
     assert right.status_code == 200
@@ -239,6 +257,19 @@ def test_a_root_path_is_served_with_and_without_the_prefix(serve: Serve) -> None
             assert client.post(f"{prefix}{CHAT}", json=BODY).status_code == 200
             assert client.get(f"{prefix}/v1/models/scripted").json()["id"] == "scripted"
             assert client.get(f"{prefix}/health").status_code == 200
+
+
+def test_bare_paths_are_served_where_that_is_asked_for(serve: Serve) -> None:
+    front = serve(server=ServerOptions(root_path="/llm", bare_paths=True))
+
+    with front.client() as client:
+        for prefix in ("", "/llm", "/v1", "/llm/v1"):
+            assert client.post(f"{prefix}/chat/completions", json=BODY).status_code == 200
+            assert client.get(f"{prefix}/models").json()["object"] == "list"
+            assert client.get(f"{prefix}/models/scripted").json()["id"] == "scripted"
+        assert client.get("/chat/completions").status_code == 405
+        assert client.get("/modelsx").json()["error"]["message"] == "Invalid URL (GET /modelsx)"
+        assert client.get("/health").status_code == client.get("/llm/health").status_code == 200
 
 
 def test_every_request_leaves_one_access_line_without_secrets(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,7 @@ GENERATING: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "scripted", "prompt": "x", "max_tokens": 2, "script": says(2)},
     "/v1/embeddings": {"model": "scripted", "input": "x"},
     "/v1/responses": {"model": "scripted", "input": "x", "max_output_tokens": 2, "script": says(2)},
+    "/v1/messages": chat(max_tokens=2, script=says(2)),
 }
 GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/ping": {},
@@ -41,6 +42,7 @@ GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "a b"},
     "/v1/files": {},
     **{f"/v1/batches{what}": {} for what in ("", "/{batch_id:str}/cancel")},  # its lines are told in another test
+    "/v1/messages/count_tokens": chat(),
     **{f"/v1/responses/{{response_id:str}}{what}": {} for what in ("", "/cancel", "/input_items")},
 }
 
@@ -100,6 +102,7 @@ def test_every_route_that_generates_leaves_one_settle_row_a_request(serve: Serve
         ("chat", "ok", "reported", 1, 2),
         ("completions", "ok", "reported", 1, 2),
         ("responses", "ok", "reported", 1, 2),
+        ("messages", "ok", "reported", 1, 2),
         ("embeddings", "ok", "reported", 1, 0),
     }
     assert {row.tenant for row in rows} == {"acme"}
@@ -214,13 +217,13 @@ def test_what_broke_before_the_caller_got_anything_costs_nothing(serve: Serve, b
     """QuantumNous/new-api#4168: the prompt of a failed call is billed."""
     front = serve(store=books.options)
     books.price()
-    kinds = {"crash": 500, "end": 500, "unavailable": 503, "overloaded": 503, "bad_request": 400}
+    kinds = {"crash": 500, "end": 500, "unavailable": 503, "overloaded": 503, "rate_limited": 429, "bad_request": 400}
     with front.client(headers=books.key()) as client:
         replies = [client.post(CHAT, json=chat(50, stream=stream, script={"fail": {"kind": kind}})) for kind in kinds]
 
     assert [reply.status_code for reply in replies] == list(kinds.values())
     rows = books.rows_of(*replies)
-    assert [row.outcome for row in rows] == ["backend_error"] * 3 + ["shed", "refused"]
+    assert [row.outcome for row in rows] == ["backend_error"] * 3 + ["shed", "shed", "refused"]
     assert {(*told(row)[1:], row.cost_nano) for row in rows} == {("none", 0, 0, 0)}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 from openai import APIError, BadRequestError, NotFoundError
 from openai.types.responses import (
     ResponseCustomToolCall,
@@ -103,7 +104,7 @@ def test_the_events_of_a_text_come_in_openais_order(front: Front) -> None:
     ]
     assert completed["usage"] == {
         "input_tokens": 3,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 6,
@@ -130,7 +131,8 @@ def test_the_whole_response_is_what_its_stream_ends_with(front: Front) -> None:
     assert without_ids(whole) == without_ids(last)
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "function_call"]
     assert (whole["usage"]["output_tokens"], whole["usage"]["output_tokens_details"]["reasoning_tokens"]) == (8, 2)
-    assert (whole["usage"]["input_tokens_details"], whole["usage"]["total_tokens"]) == ({"cached_tokens": 1}, 13)
+    assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 1
+    assert whole["usage"]["total_tokens"] == 13
     assert (whole["instructions"], whole["metadata"], whole["store"]) == ("Be short.", {"a": "b"}, False)
     assert whole["tools"] == [WEATHER, PATCH]
 
@@ -184,12 +186,15 @@ def test_the_sdk_raises_its_own_classes(front: Front) -> None:
             client.responses.create(model="nope", input="hi")
         with pytest.raises(BadRequestError) as earlier:
             client.responses.create(model="scripted", input="hi", previous_response_id="resp_x")
+        with pytest.raises(NotFoundError) as referred:
+            client.responses.create(model="scripted", input=[{"type": "item_reference", "id": "msg_x"}])
         for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(NotFoundError, match="resp_x"):
                 ask("resp_x")
 
     assert unknown.value.code == "model_not_found"
     assert (earlier.value.code, earlier.value.param) == ("previous_response_not_found", "previous_response_id")
+    assert (referred.value.type, referred.value.code, referred.value.param) == ("invalid_request_error", None, "input")
 
 
 def test_the_sdk_counts_the_tokens_of_an_input(front: Front) -> None:
@@ -450,3 +455,25 @@ def test_a_coding_agent_is_answered_and_told_apart_from_what_is_unknown(
     for kind in ("web_search_call", "local_shell_call", "ghost_snapshot", "web_search", "namespace", "tool_search"):
         assert kind in line
     assert "secret" not in line
+
+
+def test_a_coding_agent_that_packs_its_history_is_answered_alike(front: Front) -> None:
+    """Codex CLI packs what it sends, and names its conversation and itself in headers."""
+    packed = zstandard.compress(json.dumps(agent_request()).encode())
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": "zstd",
+        "accept": "text/event-stream",
+        "originator": "codex_cli_rs",
+        "conversation_id": "0199-thread",
+        "session_id": "0199-thread",
+        "version": "0.60.0",
+        "user-agent": "codex_cli_rs/0.60.0 (Linux; x86_64)",
+    }
+    with front.client(headers=headers) as client:
+        reply = client.post(PATH, content=packed)
+
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    kinds = [line.removeprefix("event: ") for line in reply.text.splitlines() if line.startswith("event: ")]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert kinds == [kind for kind, _ in stream(front, **agent_request())]

@@ -323,7 +323,26 @@ def test_a_window_that_is_too_small_is_told_after_the_model_and_under_an_idempot
         unknown = client.post(CHAT, json={**BODY, "model": "nope", "max_tokens": 9})
         named = [client.post(CHAT, json={**BODY, "max_tokens": 9}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
 
-    assert unknown.status_code == 404
-    for reply in named:
+        words = [{"role": "user", "content": "one two three"}]
+        beside, fitting = (client.post(CHAT, json={**BODY, "messages": words, "max_tokens": cap}) for cap in (6, 5))
+
+    assert (unknown.status_code, fitting.status_code) == (404, 200)
+    for reply in (*named, beside):
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
-    assert front.count("started") == 0
+    assert front.count("started") == 1
+
+
+def test_a_silent_stream_gets_comments_alone_and_the_sdk_reads_to_its_end(serve: Serve) -> None:
+    front = serve(wire=WireOptions(keep_alive_s=0.05))
+    streamed = {**BODY, "stream": True, "script": {"tokens": ["one", " two"], "delay_s": 0.4}}
+
+    with front.client() as client, front.openai() as sdk:
+        raw = client.post(CHAT, json=streamed).text
+        chunks = sdk.chat.completions.create(
+            model="scripted", messages=BODY["messages"], stream=True, extra_body={"script": streamed["script"]}
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    assert {line for line in raw.split("\n") if not line.startswith("data: ")} == {"", ": keep-alive"}
+    assert raw.count(": keep-alive\n\n") >= 2
+    assert text == "one two"

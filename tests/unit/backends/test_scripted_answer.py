@@ -9,7 +9,7 @@ import pytest
 
 from backends.script import read_script
 from backends.scripted_answer import Answer, Prompt
-from backends.types import Chunk, FinishReason, SamplingParams, Usage
+from backends.types import Chunk, FinishReason, GenerateRequest, SamplingParams, Usage
 from backends.words import Vocabulary, split_words, word_id
 
 STOP, LENGTH, TOOL_CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS
@@ -17,7 +17,8 @@ STOP, LENGTH, TOOL_CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.
 
 def _play(script: object = None, prompts: Sequence[str] = ("hi you",), **sampling: Any) -> list[Chunk]:
     words = [Prompt(split_words(prompt)) for prompt in prompts]
-    answer = Answer(words, read_script({"script": script}), SamplingParams(**sampling), 8192, Vocabulary())
+    request = GenerateRequest(request_id="r", route="chat", model="m", sampling=SamplingParams(**sampling))
+    answer = Answer(words, read_script({"script": script}), request, 8192, Vocabulary())
     chunks = list(answer.open())
     while not answer.done:
         chunks += answer.step()

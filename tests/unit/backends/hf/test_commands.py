@@ -234,6 +234,18 @@ def test_a_built_in_model_is_listed_before_its_first_use(laneway: Laneway) -> No
     assert "not converted yet" in laneway("list").stdout
 
 
+def test_a_built_in_model_that_is_a_folder_of_its_package_is_listed_and_left_to_pip(laneway: Laneway) -> None:
+    found = listed(laneway)["all-minilm-l6-v2"]
+    pulled = laneway("pull", "all-minilm-l6-v2")
+    removed = laneway("remove", "all-minilm-l6-v2", "--yes")
+
+    assert (found["source"], found["dtype"]) == ("built-in", "F32")
+    assert str(found["path"]) in pulled.stdout and "warning" not in pulled.stderr
+    assert removed.returncode == 2
+    assert "pip uninstall" in removed.stderr
+    assert Checkpoint.read(Path(str(found["path"]))).encoder is not None
+
+
 def test_bars_follow_the_bytes_and_the_stages() -> None:
     from io import StringIO
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backends.types import Chunk, Usage
+from gateway.api.families import ANTHROPIC
 from gateway.api.streaming import EventStream, while_client_stays
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -73,8 +74,8 @@ def encode(chunk: Chunk) -> bytes:
     return chunk.text.encode()
 
 
-def stream(client: Client, **options: float) -> EventStream:
-    return EventStream(client.send, encode, lambda: b"END", **options)
+def stream(client: Client, **options: Any) -> EventStream:
+    return EventStream(client.send, encode, lambda: b"END", **{"keep_alive_s": 15.0, **options})
 
 
 async def leave_when(client: Client, moment: asyncio.Event, work: Coroutine[Any, Any, Any]) -> Any:
@@ -225,6 +226,24 @@ def test_silence_is_broken_every_interval_once_the_head_is_out(run_virtually: Ru
     comment = b": keep-alive\n\n"
 
     assert run_virtually(main()) == (b"abEND", b"a" + 2 * comment + b"bEND")
+
+
+def test_an_interval_of_zero_sends_no_comment(run_virtually: Run) -> None:
+    async def main() -> bytes:
+        client = Client()
+        await stream(client, keep_alive_s=0.0).run(Source(["a", "b"], gap_s=10_000).chunks())
+        return client.body
+
+    assert run_virtually(main()) == b"abEND"
+
+
+def test_a_silence_is_broken_by_whatever_says_nothing_on_its_route(run_virtually: Run) -> None:
+    async def main() -> bytes:
+        client, source = Client(), Source(["a", "b"], gap_s=20)
+        await stream(client, keep_alive=ANTHROPIC.keep_alive).run(source.chunks())
+        return client.body
+
+    assert run_virtually(main()) == b'aevent: ping\ndata: {"type":"ping"}\n\nbEND'
 
 
 def test_a_comment_never_overtakes_or_piles_up_behind_a_slow_reader(run_virtually: Run) -> None:

@@ -200,7 +200,7 @@ def test_the_usage_is_full_and_counts_reasoning_among_the_output() -> None:
 
     assert response["usage"] == {
         "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 2},
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": 7,
         "output_tokens_details": {"reasoning_tokens": 4},
         "total_tokens": 12,

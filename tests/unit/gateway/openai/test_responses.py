@@ -9,7 +9,7 @@ import pytest
 
 from backends.errors import InvalidRequest, UnsupportedParameter
 from backends.types import GenerateRequest, MediaPart, Message, TextPart, ToolCall
-from gateway.errors import InvalidBody
+from gateway.errors import InvalidBody, ResponseNotFound
 from gateway.openai.caller import Caller
 from gateway.openai.responses import (
     ResponseRequest,
@@ -111,12 +111,20 @@ def test_a_second_text_or_thought_begins_a_message_of_its_own() -> None:
 
 
 def test_kinds_of_items_and_tools_that_nothing_knows_are_left_out_and_named_once() -> None:
-    skipped = [{"type": "web_search_call", "action": {}}, {"type": "item_reference", "id": "x"}, {"type": "x"}]
+    skipped = [{"type": "web_search_call", "action": {}}, {"type": "x"}]
     request = decoded(input=[{"role": "user", "content": "a"}, *skipped, *skipped], tools=[WEB, TOOL, WEB])
 
     assert request.items.messages == (said("user", "a"),)
-    assert request.left_out == ("web_search_call", "item_reference", "x", "web_search")
+    assert request.left_out == ("web_search_call", "x", "web_search")
     assert [tool["function"]["name"] for tool in request.tools.tools.definitions] == ["f"]
+
+
+def test_an_item_that_is_only_referred_to_is_not_left_out_without_a_word() -> None:
+    with pytest.raises(ResponseNotFound, match="Item with id 'msg_x' not found") as caught:
+        decoded(input=[{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_x"}])
+
+    assert caught.value.param == "input"
+    assert fault(input=[{"type": "item_reference"}]).param == "input[0].id"
 
 
 def test_null_is_the_same_as_absent() -> None:
@@ -234,6 +242,17 @@ def test_a_choice_is_that_of_a_chat() -> None:
         ({"metadata": {"a": 5}}, "metadata", "invalid_type"),
         ({"store": 1}, "store", "invalid_type"),
         ({"service_tier": "gold"}, "service_tier", "invalid_value"),
+        ({"reasoning": {"context": "some"}}, "reasoning.context", "invalid_value"),
+        (
+            {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+            "missing_required_parameter",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "ebnf"}}]},
+            "tools[0].format.syntax",
+            "invalid_value",
+        ),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "invalid_value"),
         ({"text": {"format": {}}}, "text.format.type", "missing_required_parameter"),

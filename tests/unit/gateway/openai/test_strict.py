@@ -131,17 +131,13 @@ def test_the_first_fault_is_told_in_openais_order() -> None:
     assert fault(STRICT, max_tokens=1, max_completion_tokens=1, n=0).param == "n"
 
 
-def test_a_window_bounds_the_field_that_was_sent_and_no_default() -> None:
+def test_a_cap_is_exact_under_the_name_that_was_sent_and_a_default_is_not() -> None:
     for field in ("max_tokens", "max_completion_tokens"):
-        with pytest.raises(InvalidBody) as caught:
-            decode_chat(body(**{field: 9}), STRICT).check_window(8)
-        assert (caught.value.param, caught.value.code) == (field, None)
-
-    decode_chat(body(max_tokens=8), STRICT).check_window(8)
-    decode_chat(body(max_tokens=9), STRICT).check_window(None)
-    decode_completion(msgspec.json.encode({"model": "m", "prompt": "x"}), STRICT).check_window(8)
-    with pytest.raises(InvalidBody):
-        decode_completion(msgspec.json.encode({"model": "m", "max_tokens": 9}), STRICT).check_window(8)
+        assert decode_chat(body(**{field: 9}), STRICT).exact_cap == field
+        assert decode_chat(body(**{field: 9})).exact_cap is None
+    whole = {"model": "m", "prompt": "x"}
+    assert decode_completion(msgspec.json.encode(whole), STRICT).exact_cap is None
+    assert decode_completion(msgspec.json.encode({**whole, "max_tokens": 9}), STRICT).exact_cap == "max_tokens"
 
 
 def test_completions_are_strict_too() -> None:

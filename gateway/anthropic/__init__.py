@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: wire Structs and translation, no I/O."""

@@ -1,0 +1,241 @@
+"""Real answers over HTTP hold against the schemas of OpenAI's document: whole ones, and every event of streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config import Settings
+from gateway.lanes import DEFAULT_LANES
+from gateway.store import StoreOptions
+from tests.contract.openai_document import Json, additions, alternatives, answer_schema, faults, places, schema
+from tests.integration.front.front_server import Front, running
+
+ERROR = {"$ref": "#/components/schemas/ErrorResponse"}
+WEATHER: Json = {"name": "weather", "description": "Of a city.", "parameters": {"type": "object"}, "strict": False}
+CALLS = [{"name": "weather", "arguments": ['{"city":', ' "Bern"}']}, {"name": "weather", "arguments": ["{}"]}]
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start:"}
+PATCH: Json = {"type": "custom", "name": "patch", "format": GRAMMAR}
+USER: Json = {"role": "user", "content": "one two three"}
+HISTORY: list[Json] = [
+    {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+    {"role": "user", "content": "Harm."},
+    {"role": "assistant", "refusal": "I will not."},
+    USER,
+]
+CHATS: dict[str, Json] = {
+    "text": {},
+    "a refusal in the history": {"messages": HISTORY},
+    "logprobs of two choices": {"logprobs": True, "top_logprobs": 2, "n": 2, "script": {"top": [{"x": -1.0}] * 3}},
+    "bytes that are no text": {"logprobs": True, "script": {"tokens": [{"bytes": [240, 159]}, {"bytes": [142, 173]}]}},
+    "tools": {"tools": [{"type": "function", "function": WEATHER}], "script": {"tool_calls": CALLS}},
+    "words and a call": {
+        "tools": [{"type": "function", "function": WEATHER}],
+        "script": {"tokens": ["One"], "tool_calls": CALLS[:1]},
+    },
+    "functions": {"functions": [WEATHER], "script": {"tool_calls": CALLS[:1]}},
+    "reasoning": {"reasoning_effort": "low", "script": {"reasoning": ["hm"], "tokens": ["a"]}},
+    "a cap": {"max_completion_tokens": 1, "service_tier": "ultrafast"},
+    "nothing": {"script": {"tokens": []}},
+}
+COMPLETIONS: dict[str, Json] = {
+    "text": {},
+    "several": {"prompt": ["a b", "c"], "n": 2},
+    "echo and logprobs": {"echo": True, "logprobs": 2},
+    "a cap": {"max_tokens": 1, "service_tier": "flex"},
+}
+RESPONSES: dict[str, Json] = {
+    "text": {},
+    "logprobs": {"top_logprobs": 2, "script": {"tokens": ["a", "b"], "top": [{"x": -1.0}] * 2}},
+    "tools": {
+        "tools": [{"type": "function", **WEATHER}, PATCH],
+        "tool_choice": "auto",
+        "script": {"tokens": ["One"], "tool_calls": [*CALLS, {"name": "patch", "arguments": ['{"input": "x"}']}]},
+    },
+    "reasoning": {"reasoning": {"effort": "low", "mode": "pro"}, "script": {"reasoning": ["h", "m"], "tokens": ["a"]}},
+    "a cap": {"max_output_tokens": 1, "service_tier": "ultrafast", "instructions": "Be brief.", "metadata": {"a": "b"}},
+    "a format": {
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "script": {"tokens": ["{}"]},
+    },
+    "nothing": {"script": {"tokens": []}},
+}
+
+# Where OpenAI's servers send null and its document has no null; its SDKs read these as optional, and so does everyone.
+UNFINISHED = {"$.choices[].finish_reason"}  # on every event of a completion but the last of a choice
+FIRST_TOKEN = {"$.choices[].logprobs"}  # the first token of an echoed prompt has no probability
+UNUSED_YET = {"$.response.usage"}  # of a response that has not ended
+# What answers have beside the document: vLLM's members, which its clients read, and two that OpenAI sends unsaid.
+OURS = {
+    "/chat/completions $.choices[].message.reasoning",
+    "/chat/completions $.choices[].message.reasoning_content",
+    "/chat/completions $.choices[].stop_reason",
+    "/completions $.choices[].stop_reason",
+    "/completions $.service_tier",
+    "/models $.data[].max_model_len",
+    "/models $.data[].parent",
+    "/models $.data[].permission",
+    "/models $.data[].root",
+    "/responses $.store",
+    "/responses $.tools[].parameters.type",  # of the client's own schema
+}
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("front")
+    settings = Settings(
+        store=StoreOptions(url=f"sqlite:///{folder}/laneway.db"),
+        lanes=dict(DEFAULT_LANES),
+        backends={"test": {"type": "scripted", "models": ["scripted"]}},
+    )
+    with running(settings, folder) as front:
+        yield front
+
+
+@pytest.fixture
+def client(front: Front) -> Iterator[httpx.Client]:
+    with front.client() as client:
+        yield client
+
+
+def post(client: httpx.Client, path: str, body: Json) -> httpx.Response:
+    reply = client.post(f"/v1{path}", json={"model": "scripted", **body})
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def events(reply: httpx.Response) -> list[Any]:
+    """The data of a stream's events, without the end mark."""
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize("case", CHATS)
+def test_a_chat_is_answered_as_the_document_says(client: httpx.Client, case: str) -> None:
+    body = {"messages": [USER], **CHATS[case]}
+    wanted = answer_schema("/chat/completions", "post")
+    of_events = answer_schema("/chat/completions", "post", "text/event-stream")
+
+    whole = post(client, "/chat/completions", body).json()
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    stream = events(post(client, "/chat/completions", streamed))
+
+    assert faults(whole, wanted) == []
+    assert len(stream) >= 2
+    assert [fault for event in stream for fault in faults(event, of_events)] == []
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_a_completion_is_answered_as_the_document_says(client: httpx.Client, case: str) -> None:
+    body = {"prompt": "a b", **COMPLETIONS[case]}
+    wanted = answer_schema("/completions", "post")
+
+    whole = post(client, "/completions", body).json()
+    stream = events(post(client, "/completions", {**body, "stream": True}))
+
+    first_token = FIRST_TOKEN if "echo" in body else set()
+    assert places(faults(whole, wanted)) == first_token
+    assert places(fault for event in stream for fault in faults(event, wanted)) == UNFINISHED | first_token
+    assert faults(stream[-1], wanted) == []
+
+
+@pytest.mark.parametrize("case", RESPONSES)
+def test_a_response_is_answered_as_the_document_says(client: httpx.Client, case: str) -> None:
+    body = {"input": "one two three", **RESPONSES[case]}
+
+    whole = post(client, "/responses", body).json()
+    stream = events(post(client, "/responses", {**body, "stream": True}))
+
+    assert faults(whole, answer_schema("/responses", "post")) == []
+    assert places(fault for event in stream for fault in event_faults(event)) == UNUSED_YET
+    assert event_faults(stream[-1]) == []
+
+
+def test_a_response_that_fails_is_told_as_the_document_says(client: httpx.Client) -> None:
+    failing = {"tokens": ["a", "b"], "fail": {"kind": "crash", "after_tokens": 1}}
+
+    stream = events(post(client, "/responses", {"input": "x", "stream": True, "script": failing}))
+
+    assert [event["type"] for event in stream[-2:]] == ["response.failed", "error"]
+    assert places(fault for event in stream for fault in event_faults(event)) == UNUSED_YET
+
+
+def event_faults(event: Json) -> list[str]:
+    """Against the schema of its own type, which says more than that none of sixty fits."""
+    wanted = next(
+        option
+        for option in alternatives(schema("ResponseStreamEvent"))
+        if event["type"] in option["properties"]["type"]["enum"]
+    )
+    return faults(event, wanted)
+
+
+@pytest.mark.parametrize("text", ["a b", ["a", "b"], [1, 2], [[1], [2, 3]]])
+def test_embeddings_are_answered_as_the_document_says(client: httpx.Client, text: object) -> None:
+    wanted = answer_schema("/embeddings", "post")
+
+    assert faults(post(client, "/embeddings", {"input": text}).json(), wanted) == []
+
+
+def test_packed_embeddings_differ_from_the_document_in_the_vector_alone(client: httpx.Client) -> None:
+    """The document has no base64 answer, which every SDK asks for; OpenAI sends a text in the vector's place."""
+    answer = post(client, "/embeddings", {"input": "a", "encoding_format": "base64"}).json()
+
+    assert isinstance(answer["data"][0]["embedding"], str)
+    assert [fault.partition(":")[0] for fault in faults(answer, answer_schema("/embeddings", "post"))] == [
+        "$.data[0].embedding"
+    ]
+
+
+def test_models_and_counts_are_answered_as_the_document_says(client: httpx.Client) -> None:
+    models = client.get("/v1/models").json()
+    one = client.get("/v1/models/scripted").json()
+    counted = post(client, "/responses/input_tokens", {"input": "a b"}).json()
+
+    assert faults(models, answer_schema("/models", "get")) == []
+    assert faults(one, answer_schema("/models/{model}", "get")) == []
+    assert faults(counted, answer_schema("/responses/input_tokens", "post")) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/models/nope"),
+        ("DELETE", "/v1/models/scripted"),
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("GET", "/v1/nothing"),
+    ],
+)
+def test_errors_are_told_as_the_document_says(client: httpx.Client, method: str, path: str) -> None:
+    reply = client.request(method, path, content=b"{}")
+
+    assert 400 <= reply.status_code < 500
+    assert faults(reply.json(), ERROR) == []
+
+
+def test_what_answers_have_beside_the_document_is_known(client: httpx.Client) -> None:
+    asked = (
+        ("/chat/completions", {"messages": [USER]}, CHATS),
+        ("/completions", {"prompt": "a"}, COMPLETIONS),
+        ("/responses", {"input": "a"}, RESPONSES),
+    )
+    found: set[str] = set()
+    for path, body, cases in asked:
+        for case in cases.values():
+            answer = post(client, path, {**body, **case}).json()
+            found |= {f"{path} {place}" for place in additions(answer, answer_schema(path, "post"))}
+    models = client.get("/v1/models").json()
+    found |= {f"/models {place}" for place in additions(models, answer_schema("/models", "get"))}
+
+    assert found == OURS

@@ -69,26 +69,24 @@ class BatchOutput:
             status: Status = "cancelled" if batch.status == "cancelling" else "expired" if num_missing else "completed"
             for writer in writers.values():
                 writer.finish()
+            drafts = {kind: writer.draft for kind, writer in writers.items() if writer.draft is not None}
+            ending = Ending(
+                completed=writers["output"].num_lines,
+                failed=writers["error"].num_lines,
+                output_file_id=drafts["output"].id if "output" in drafts else None,
+                error_file_id=drafts["error"].id if "error" in drafts else None,
+            )
             with self._store.changing() as connection:
-                ids = {
-                    kind: self._files.keep_within(
-                        connection,
-                        writer.draft,
-                        batch.tenant,
-                        filename=f"{batch.id}_{kind}.jsonl",
-                        purpose=OUTPUT,
-                        expires_after_s=batch.output_expires_after_s,
-                    ).id
-                    for kind, writer in writers.items()
-                    if writer.draft is not None
-                }
-                ending = Ending(
-                    completed=writers["output"].num_lines,
-                    failed=writers["error"].num_lines,
-                    output_file_id=ids.get("output"),
-                    error_file_id=ids.get("error"),
-                )
-                self._batches.end(connection, batch.id, status, ending)
+                if self._batches.end(connection, batch.id, status, ending):
+                    for kind, draft in drafts.items():
+                        self._files.keep_within(
+                            connection,
+                            draft,
+                            batch.tenant,
+                            filename=f"{batch.id}_{kind}.jsonl",
+                            purpose=OUTPUT,
+                            expires_after_s=batch.output_expires_after_s,
+                        )
 
     def _write(self, batch: Batch, source: BatchInput, writers: dict[str, _Writer]) -> int:
         """Every line into its file; how many were not run."""

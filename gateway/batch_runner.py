@@ -107,7 +107,7 @@ class BatchRunner:
                 batch = await asyncio.to_thread(self._batches.move, batch.id, "finalizing")
             else:
                 await self._catch_up()
-                await asyncio.to_thread(self._output.end, batch, source)
+                await _to_its_end(asyncio.to_thread(self._output.end, batch, source))
                 batch = await asyncio.to_thread(self._batches.get, batch.id)
 
     def _open(self, batch: Batch) -> BatchInput:
@@ -189,7 +189,7 @@ class BatchRunner:
 
 async def _to_its_end(work: Coroutine[None, None, None]) -> None:
     """Whoever is cancelled meanwhile waits for it first: a thread cannot be stopped, and what it writes must not come
-    behind a look at what is written."""
+    behind a look at what is written, or behind the end of the server."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

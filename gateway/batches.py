@@ -230,11 +230,13 @@ class Batches:
         """It cannot be run, for these reasons."""
         return self.move(batch_id, "failed", errors=msgspec.json.encode(faults).decode())
 
-    def end(self, connection: Connection, batch_id: str, status: Status, ending: Ending) -> None:
-        """Its last move, in the transaction that makes its files."""
+    def end(self, connection: Connection, batch_id: str, status: Status, ending: Ending) -> bool:
+        """Its last move, in the transaction that makes its files. False when it is over already."""
         usage = msgspec.json.encode(_token_sums(connection, batch_id)).decode()
-        self._move(connection, batch_id, status, usage=usage, **msgspec.structs.asdict(ending))
+        if not self._move(connection, batch_id, status, usage=usage, **msgspec.structs.asdict(ending)):
+            return False
         connection.execute(delete(batch_lines).where(batch_lines.c.batch_id == batch_id))
+        return True
 
     def keep_line(self, line: Line) -> None:
         """A line that was refused, and so not billed, is done. The first row of a line stands."""
@@ -296,10 +298,10 @@ class Batches:
             values |= _progress(connection, batch_id)
         return Batch(**values)
 
-    def _move(self, connection: Connection, batch_id: str, status: Status, **values: object) -> None:
+    def _move(self, connection: Connection, batch_id: str, status: Status, **values: object) -> bool:
         before = [one for one, following in MOVES.items() if status in following]
         change = update(batches).where(batches.c.id == batch_id, batches.c.status.in_(before))
-        connection.execute(change.values({"status": status, f"{status}_at": self.now, **values}))
+        return connection.execute(change.values({"status": status, f"{status}_at": self.now, **values})).rowcount == 1
 
 
 def line_request_id(batch_id: str, number: int, attempt: int) -> str:

@@ -204,7 +204,7 @@ def test_a_try_that_a_crash_cut_short_is_settled_with_nothing_whatever_was_noted
 class AwayAtTheEnd(Batches):
     """As if the store went away before the commit."""
 
-    def end(self, connection: Connection, batch_id: str, status: Status, ending: Ending) -> None:
+    def end(self, connection: Connection, batch_id: str, status: Status, ending: Ending) -> bool:
         super().end(connection, batch_id, status, ending)
         raise StoreUnavailable("away")
 
@@ -232,6 +232,20 @@ def test_a_batch_ends_with_every_line_in_one_of_its_files(
     assert file.expires_at == int(clock()) + 3600
     with files.path(file.id).open("rb") as reading:
         assert [json.loads(text)["custom_id"] for text in reading] == ["c1", "c3"]
+
+
+def test_a_batch_that_ended_meanwhile_gets_no_second_pair_of_files(
+    store: Store, batches: Batches, files: Files, write: Any
+) -> None:
+    batch = create(batches, files, num_lines=1)
+    batches.move(batch.id, "in_progress", total=1)
+    write(*settled(batch, 1))
+    batch = batches.move(batch.id, "finalizing")
+
+    first = ends_as(batches, store, files, batch)
+
+    assert ends_as(batches, store, files, batch) == first
+    assert {file.id for file in files.page("acme", Page(limit=9))[0]} == {batch.input_file_id, first.output_file_id}
 
 
 @pytest.mark.parametrize(("status", "ending"), [("finalizing", "expired"), ("cancelling", "cancelled")])

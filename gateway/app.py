@@ -19,26 +19,34 @@ from backends.types import BackendHealth
 from gateway.api.admin import AdminDeps, admin_routes
 from gateway.api.auth import Gate
 from gateway.api.bare_paths import BarePaths
+from gateway.api.batches import batch_routes
 from gateway.api.chat import chat_dialect
 from gateway.api.completions import completion_dialect
 from gateway.api.docs import docs_routes
 from gateway.api.embeddings import embeddings_dialect
-from gateway.api.errors import answer_exception
+from gateway.api.errors import answer_exception, fault_of
 from gateway.api.exchange import stamp
-from gateway.api.generating import Generating
+from gateway.api.files import file_routes
+from gateway.api.generating import Dialect, Generating
 from gateway.api.health import load_route, metrics_route, open_routes
 from gateway.api.messages import count_tokens_route, messages_dialect
 from gateway.api.models import model_routes
 from gateway.api.responses import responses_dialect, stored_response_route
 from gateway.api.tokens import token_routes
+from gateway.batch_line import LineRunner
+from gateway.batch_output import BatchOutput
+from gateway.batch_runner import BatchRunner
+from gateway.batches import Batches
 from gateway.books import Books
 from gateway.config import Settings, tiktoken_cache_dir
 from gateway.control import SOCKET, Control
 from gateway.counting import Counter
 from gateway.dispatch import Dispatcher
+from gateway.files import Files
 from gateway.idempotency import Idempotency
 from gateway.lanes import Lanes
 from gateway.metrics import BackendGauges, LaneGauges, Metrics
+from gateway.openai.wire import WireOptions
 from gateway.operations import operations
 from gateway.reload import Change, Reloads, changes, flatten
 from gateway.routing import Routing
@@ -111,7 +119,11 @@ class Front:
         self.books = Books(Store.open(settings.store), settings.limits, counter, run_dir)
         self.keys = KeyRing(settings.auth, settings.lanes, self.books.directory)
         self.replays = Idempotency(self.books)
+        self.files = Files(self.books.store, settings.files)
+        self.books.do_often(self.files.sweep)
         self.dispatcher = Dispatcher(self.routing, self.lanes, self.books.billing, self.metrics)
+        self.batches = Batches(self.books.store, self.files)
+        self.runner = self._batch_runner()
         books = self.books
         self.state = State(
             self.lanes,
@@ -132,9 +144,12 @@ class Front:
         """Everything that lives while requests are served."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.books.open())
+            await asyncio.to_thread(self.files.tidy)
             stack.push_async_callback(self.registry.stop)
             await self.registry.start()
             stack.push_async_callback(self.replays.stop)
+            await self.runner.start()
+            stack.push_async_callback(self.runner.stop)
             await self.control.start()
             stack.push_async_callback(self.control.stop)
             self.reloads.start(self._take_over)
@@ -147,8 +162,8 @@ class Front:
         limit = self.settings.server.max_body_bytes
         gate = Gate(self.keys)
         generating = [
-            Generating(dialect(self.settings.wire), gate, self.dispatcher, self.replays, limit).handler()
-            for dialect in (chat_dialect, completion_dialect, responses_dialect, messages_dialect, embeddings_dialect)
+            Generating(dialect, gate, self.dispatcher, self.replays, limit).handler()
+            for dialect in _dialects(self.settings.wire)
         ]
         guarded = [
             *model_routes(self.routing),
@@ -157,6 +172,8 @@ class Front:
             stored_response_route(),
             metrics_route(self.metrics),
             load_route(self.lanes),
+            *file_routes(self.files),
+            *batch_routes(self.batches, self.runner),
         ]
         return [
             *generating,
@@ -165,6 +182,20 @@ class Front:
             Router("/", route_handlers=guarded, guards=[gate.guard()]),
             *admin_routes(gate, self._admin_deps()),
         ]
+
+    def _batch_runner(self) -> BatchRunner:
+        settings, books = self.settings, self.books
+        dialects = {dialect.path: dialect for dialect in _dialects(settings.wire)}
+        return BatchRunner(
+            settings.batches,
+            self.batches,
+            self.files,
+            LineRunner(self.dispatcher, self.keys, dialects, fault_of),
+            BatchOutput(books.store, self.batches, self.files),
+            books.caught_up,
+            self.metrics,
+            settings.server.max_body_bytes,
+        )
 
     def _admin_deps(self) -> AdminDeps:
         books = self.books
@@ -195,6 +226,12 @@ class Front:
         configure(settings.server.log_level)
         self.settings = settings
         return differences
+
+
+def _dialects(options: WireOptions) -> list[Dialect]:
+    """Of every route that uses a model."""
+    makers = (chat_dialect, completion_dialect, responses_dialect, messages_dialect, embeddings_dialect)
+    return [make(options) for make in makers]
 
 
 def _metrics(registry: Registry, lanes: Lanes) -> Metrics:

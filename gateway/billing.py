@@ -16,7 +16,7 @@ from backends.types import Chunk, EmbedRequest, GenerateRequest, Usage
 from gateway.counting import Count, Counter, Tally, prompt_bytes, sane
 from gateway.errors import LEFT, LaneFull, WaitedTooLong
 from gateway.estimates import AnswerLengths
-from gateway.events import Answer, Outcome, Source
+from gateway.events import Answer, Line, Outcome, Source
 from gateway.gcra import Rates
 from gateway.lanes import first_deadline
 from gateway.ledger import End, Entry, Ledger, Opening
@@ -35,13 +35,15 @@ class Order(Struct, frozen=True, kw_only=True):
     """A request and who stands for it.
 
     `shown_id` is the id that the client chose for it, if it did. `answer` makes what is kept for an Idempotency-Key,
-    once all is known.
+    once all is known; `line` what is kept of the line of a batch, which `line_name` names.
     """
 
     key: VirtualKey
     request: GenerateRequest
     shown_id: str | None = None
     answer: Callable[[], Answer | None] | None = None
+    line: Callable[[], Line] | None = None
+    line_name: str | None = None
 
 
 class Terms(Protocol):
@@ -223,7 +225,8 @@ class Bill:
         """The answer is whole and what it used is known: durable when this returns. Raises `StoreUnavailable`."""
         self._billing.learn(self._order, self._prompt, self._usage)
         answer = self._order.answer() if self._order.answer is not None else None
-        await self._entry.settle(self._end("ok", None), answer)
+        line = self._order.line() if self._order.line is not None else None
+        await self._entry.settle(self._end("ok", None), answer, line)
 
     def close(self, error: BaseException) -> None:
         """It ended otherwise. Never awaits; does nothing after `settle` has begun."""
@@ -235,8 +238,9 @@ class Bill:
             if self._began_at is None:  # it was tried, in vain
                 self._entry.attempt(self._target.name, self._billing.clock() - self._opened_at)
             self._entry.attempt_failed(type(error).__name__)
+        is_line = self._order.line is not None
         was_received = self._shown_at is not None and self._order.request.stream
-        if isinstance(error, InvalidRequest) or (_is_failure(error) and not was_received):
+        if isinstance(error, InvalidRequest) or is_line or (_is_failure(error) and not was_received):
             self._usage = NOTHING  # nothing that anybody received: the failure is not the caller's to pay
         self._entry.settle_later(self._end(self._outcome(error), error))
 
@@ -269,7 +273,7 @@ class Bill:
 
     def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            if self.is_whole:
+            if self.is_whole and self._order.line is None:  # a line's answer is kept with its settle, or made again
                 return "ok"
             return "stopped" if isinstance(error, asyncio.CancelledError) and error.args != (LEFT,) else "client_abort"
         if isinstance(error, DeadlineExceeded):
@@ -299,6 +303,7 @@ def _opening(order: Order, demand: Demand, price: Price | None, reservation: Res
         route=request.route,
         lane=request.lane,
         shown_id=order.shown_id,
+        line=order.line_name,
         stream=request.stream,
         prompt_tokens=demand.prompt_tokens,
         completion_tokens=demand.output_tokens,

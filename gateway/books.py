@@ -61,6 +61,7 @@ class Books:
         self._run_dir = run_dir
         self._budgets: set[str] = set()
         self._is_stopping = threading.Event()
+        self._chores: list[Callable[[], object]] = [lambda: purge_answers(store, time.time())]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -81,6 +82,10 @@ class Books:
             stack.push_async_callback(_end, upkeep)
             stack.callback(self._is_stopping.set)
             yield
+
+    def do_often(self, work: Callable[[], object]) -> None:
+        """From `open` on, once a minute, in a thread: what keeps the store from growing."""
+        self._chores.append(work)
 
     def follow(self, options: LimitOptions) -> None:
         """Take over changed options."""
@@ -113,6 +118,14 @@ class Books:
         live = {(window.rule_id, window.starts_at): window.used for window in self.limits.windows()}
         durable = await asyncio.wrap_future(self.writer.between(read_windows))
         return [(*place, used, durable.get(place, 0)) for place, used in sorted(live.items())]
+
+    async def caught_up(self) -> None:
+        """Return when the store has all that was told before, of this run and of those before it.
+
+        Raises `StoreUnavailable` when it cannot be had now.
+        """
+        await self.ledger.durable(with_patience=True)
+        await asyncio.wrap_future(self.writer.between(lambda _: None))
 
     def _empty_spool(self) -> None:
         """What an earlier run put there was settled truly, and must be in the store before a recovery guesses."""
@@ -184,7 +197,8 @@ class Books:
         """What is done again and again while serving. A store that is away is tried again at the next turn."""
         async with asyncio.TaskGroup() as group:
             group.create_task(_repeat(TOUCH_S, _in_thread(lambda: self.store.touch(self.run_id))))
-            group.create_task(_repeat(PURGE_S, _in_thread(lambda: purge_answers(self.store, time.time()))))
+            for chore in self._chores:
+                group.create_task(_repeat(PURGE_S, _in_thread(chore)))
             group.create_task(_repeat(PURGE_S, self._recover_others))
             group.create_task(_repeat(RETAIN_S, _in_thread(self._retain)))
 

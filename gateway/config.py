@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 
 from backends.errors import ConfigError
 from backends.options import convert
+from gateway.batches import BatchOptions
+from gateway.files import FileOptions
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
 from gateway.openai.wire import WireOptions
@@ -30,7 +32,7 @@ BUILT_IN_MODEL = "smollm2-135m-instruct"
 LOCAL = "local"
 SQLITE = "sqlite:///"
 PREFIX = "LANEWAY_"
-TABLES = ("server", "auth", "store", "limits", "wire", "lanes", "backends")
+TABLES = ("server", "auth", "store", "files", "batches", "limits", "wire", "lanes", "backends")
 TEXT_LISTS = (("auth", "keys"), ("server", "cors_origins"))
 
 Table: TypeAlias = dict[str, object]
@@ -76,6 +78,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerOptions = ServerOptions()
     auth: AuthOptions = AuthOptions()
     store: StoreOptions = StoreOptions()
+    files: FileOptions = FileOptions()
+    batches: BatchOptions = BatchOptions()
     limits: LimitOptions = LimitOptions()
     wire: WireOptions = WireOptions()
     lanes: dict[str, LaneOptions]
@@ -101,10 +105,13 @@ def load_settings(
     for name, value in (server or {}).items():
         _put(tables, ("server", name), value)
     _refuse_infinite(tables, "")
+    folder = Path.cwd() if file is None else file.resolve().parent
     settings = Settings(
         server=convert(_table(tables, "server"), ServerOptions, "server"),
         auth=convert(_table(tables, "auth"), AuthOptions, "auth"),
-        store=_beside(convert(_table(tables, "store"), StoreOptions, "store"), file),
+        store=_beside(convert(_table(tables, "store"), StoreOptions, "store"), folder),
+        files=_files_beside(convert(_table(tables, "files"), FileOptions, "files"), folder),
+        batches=convert(_table(tables, "batches"), BatchOptions, "batches"),
         limits=convert(_table(tables, "limits"), LimitOptions, "limits"),
         wire=convert(_table(tables, "wire"), WireOptions, "wire"),
         lanes=_lanes(_table(tables, "lanes")),
@@ -195,9 +202,8 @@ def _table(tables: Table, name: str, path: str = "") -> Table:
     return value
 
 
-def _beside(store: StoreOptions, config: Path | None) -> StoreOptions:
+def _beside(store: StoreOptions, folder: Path) -> StoreOptions:
     """The store with whole paths: a relative one is meant from the config file's folder, or else from here."""
-    folder = Path.cwd() if config is None else config.resolve().parent
     path = store.url.removeprefix(SQLITE)
     is_file = path != store.url and not path.startswith((":", "?"))
     return msgspec.structs.replace(
@@ -206,6 +212,10 @@ def _beside(store: StoreOptions, config: Path | None) -> StoreOptions:
         spool=str(folder / store.spool),
         pepper_file=None if store.pepper_file is None else str(folder / store.pepper_file),
     )
+
+
+def _files_beside(files: FileOptions, folder: Path) -> FileOptions:
+    return files if files.folder is None else msgspec.structs.replace(files, folder=str(folder / files.folder))
 
 
 def _lanes(tables: Table) -> dict[str, LaneOptions]:

@@ -8,6 +8,7 @@ GatewayError
 ├── PermissionDenied   a known key that may not do this
 ├── NotFound           an admin call names something that is not there
 ├── ResponseNotFound   a response that was made before, or an item of one, is asked for; none is stored
+├── NoSuchObject       a file or a batch that the caller's tenant does not have
 ├── Conflict           an admin call, or an Idempotency-Key, contradicts what is there
 ├── LimitReached       a rate or a concurrency limit has no room now
 │   ├── BudgetSpent    a budget has no room in its window
@@ -85,6 +86,10 @@ class NotFound(GatewayError):
 
 class ResponseNotFound(GatewayError):
     """A client asks for a response that was made before, or for an item of one; none is stored."""
+
+
+class NoSuchObject(GatewayError):
+    """A client names a file or a batch that its tenant does not have."""
 
 
 class Conflict(GatewayError):

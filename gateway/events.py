@@ -68,7 +68,8 @@ class Charge(Struct, frozen=True, array_like=True, gc=False):
 class Detail(Struct, frozen=True, omit_defaults=True):
     """The JSON in `Event.detail`.
 
-    Admit: `shown_id`, `stream`, and the budget windows that were reserved in (amount: the reservation). Settle:
+    Admit: `shown_id`, `stream`, `line` (of a batch: its id and the line's number), and the budget windows that were
+    reserved in (amount: the reservation). Settle:
     `charges` as they were added to the windows, `error` (class name), `shown_id`, `attempts`. Attempt: `error`.
     """
 
@@ -77,6 +78,7 @@ class Detail(Struct, frozen=True, omit_defaults=True):
     charges: tuple[Charge, ...] = ()
     error: str | None = None
     attempts: int | None = None
+    line: str | None = None
 
 
 class Answer(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -88,6 +90,16 @@ class Answer(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     request_id: str
     at: int
     content_type: str
+    body: bytes
+
+
+class Line(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """A line of a batch that is done. `number` counts its lines from 1; `status` is the one that HTTP would have."""
+
+    batch_id: str
+    number: int
+    request_id: str
+    status: int
     body: bytes
 
 
@@ -104,11 +116,13 @@ class Noted(Struct, frozen=True, array_like=True, tag="n", gc=False):
 
 
 class Settled(Struct, frozen=True, array_like=True, tag="s", gc=False):
-    """A request is over: its event, its rollups, its charges and its kept answer become durable together, once."""
+    """A request is over: its event, its rollups, its charges and its kept answer become durable together, once; and so
+    does the line of a batch that it was."""
 
     event: Event
     charges: tuple[Charge, ...] = ()
     answer: Answer | None = None
+    line: Line | None = None
 
 
 Record: TypeAlias = Admitted | Noted | Settled

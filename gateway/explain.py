@@ -61,12 +61,13 @@ class Step(Struct, frozen=True, kw_only=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """All that the ledger knows of a request. Instants in Unix seconds, money in nano-dollars.
 
-    While it is open, the tokens are what was last noted, and its cost is none. `cost_text` is the arithmetic of the
-    cost in words.
+    `line` is of the batch that made it: the batch's id and the line's number. While it is open, the tokens are what
+    was last noted, and its cost is none. `cost_text` is the arithmetic of the cost in words.
     """
 
     request_id: str
     shown_id: str | None
+    line: str | None
     state: Literal["open", "settled"]
     tenant: str
     project: str
@@ -164,6 +165,7 @@ def _explanation(connection: Connection, history: History) -> Explanation:
     return Explanation(
         request_id=history.request_id,
         shown_id=opened.shown_id or closed.shown_id,
+        line=opened.line,
         state="open" if settle is None else "settled",
         tenant=first.tenant,
         project=first.project,

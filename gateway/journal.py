@@ -22,6 +22,7 @@ from gateway.store import DBAPIConnection, Dialect
 from gateway.tables import (
     ROLLUP_SUMS,
     answers,
+    batch_lines,
     budget_windows,
     ledger_events,
     open_requests,
@@ -102,6 +103,7 @@ class _Group:
             self.add_usage(settles)
             self.charge(settles)
             self.keep_answers(settles)
+            self.keep_lines(settles)
 
     def insert_all(self, records: Sequence[Record]) -> Sequence[Record]:
         """The records, none of whose events was there before. Raises `_KnownError`; the transaction is spoiled then."""
@@ -156,6 +158,11 @@ class _Group:
         kept = {(r.answer.key_id, r.answer.name_digest): r.answer for r in settles if r.answer is not None}
         for name in sorted(kept):
             self._connection.execute(self._statements.answer, msgspec.structs.astuple(kept[name]))
+
+    def keep_lines(self, settles: Sequence[Settled]) -> None:
+        lines = [record.line for record in settles if record.line is not None]
+        for line in sorted(lines, key=lambda line: (line.batch_id, line.number)):
+            self._connection.execute(self._statements.line, msgspec.structs.astuple(line))
 
 
 def _by_hour(settles: Sequence[Settled]) -> Usage:
@@ -251,6 +258,7 @@ class _Statements(Struct, frozen=True, kw_only=True):
     days: _Rows
     windows: _Rows
     answer: str
+    line: str
 
 
 @functools.cache
@@ -265,6 +273,7 @@ def _statements(dialect: Dialect) -> _Statements:
         days=many(_insert(usage_days, dialect, ROLLUP_SUMS)),
         windows=many(_insert(budget_windows, dialect, ("used",))),
         answer=_replace_answer(dialect),
+        line=_text(_insert_of(batch_lines, dialect).on_conflict_do_nothing(), dialect),
     )
 
 
@@ -286,9 +295,13 @@ def _close(dialect: Dialect) -> str:
 
 
 def _replace_answer(dialect: Dialect) -> str:
-    insert = sqlite.insert(answers) if dialect == "sqlite" else postgresql.insert(answers)
+    insert = _insert_of(answers, dialect)
     new = {column.name: insert.excluded[column.name] for column in answers.columns if not column.primary_key}
     return _text(insert.on_conflict_do_update(index_elements=answers.primary_key, set_=new), dialect)
+
+
+def _insert_of(table: Table, dialect: Dialect) -> Insert:
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def _items(columns: Iterable[Column[Any]]) -> Select[Any]:

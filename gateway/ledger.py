@@ -33,6 +33,7 @@ from gateway.events import (
     Detail,
     Event,
     Kind,
+    Line,
     Noted,
     Outcome,
     Record,
@@ -57,7 +58,7 @@ class Opening(Struct, frozen=True, kw_only=True, gc=False):
 
     `prompt_tokens`, `completion_tokens` and `cost_nano` (nano-dollars) are the estimate that was reserved, `charges`
     the budget windows it was reserved in. `price_version` 0 is no price. `shown_id` is what the client knows it by; it
-    is kept where it is the client's own choice.
+    is kept where it is the client's own choice. `line` names the line of a batch.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class Opening(Struct, frozen=True, kw_only=True, gc=False):
     route: str
     lane: str
     shown_id: str | None = None
+    line: str | None = None
     stream: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -326,8 +328,8 @@ class Entry:
         """Return when the admit is durable, for those who dispatch nothing before that. Raises `StoreUnavailable`."""
         await self._ledger.durable(with_patience=True)
 
-    async def settle(self, end: End, answer: Answer | None = None) -> None:
-        """It is over. Returns when that is durable, with `answer` kept; cancelling the wait takes nothing back.
+    async def settle(self, end: End, answer: Answer | None = None, line: Line | None = None) -> None:
+        """It is over. Returns when that is durable, with `answer` and `line` kept; cancelling takes nothing back.
 
         Raises `StoreUnavailable` when the writer has been stopped, or the store takes nothing for `PATIENCE_S`.
         """
@@ -335,13 +337,13 @@ class Entry:
             await self._ledger.durable()
         else:
             done = self._ledger._loop.create_future()
-            self._close(end, answer, done)
+            self._close(end, done, answer, line)
             await done
 
     def settle_later(self, end: End, answer: Answer | None = None) -> None:
         """It is over; durable soon. For a `finally`, which must not await."""
         if not self._is_settled:
-            self._close(end, answer, None)
+            self._close(end, None, answer, None)
 
     def admit_event(self) -> Event:
         """That it was let in, with what was reserved for it."""
@@ -352,7 +354,9 @@ class Entry:
             completion_tokens=opening.completion_tokens,
             cost_nano=opening.cost_nano,
             price_version=opening.price_version,
-            detail=detail_text(Detail(shown_id=self._shown_id, stream=opening.stream, charges=opening.charges)),
+            detail=detail_text(
+                Detail(shown_id=self._shown_id, stream=opening.stream, charges=opening.charges, line=opening.line)
+            ),
         )
 
     def progress_event(self, at: int) -> Event | None:
@@ -394,9 +398,9 @@ class Entry:
             usage=self.usage,
         )
 
-    def _close(self, end: End, answer: Answer | None, done: asyncio.Future[None] | None) -> None:
+    def _close(self, end: End, done: asyncio.Future[None] | None, answer: Answer | None, line: Line | None) -> None:
         self._is_settled = True
-        self._ledger.close(self, Settled(self._settle_event(end), end.charges, answer), done)
+        self._ledger.close(self, Settled(self._settle_event(end), end.charges, answer, line), done)
 
     def _settle_event(self, end: End) -> Event:
         usage = end.usage

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -50,6 +50,15 @@ class Metrics:
         )
         self.unknown_fields = Counter(
             "laneway_unknown_fields", "Fields of request bodies that nothing here knows.", registry=self.registry
+        )
+        self.batch_lines = Counter(
+            "laneway_batch_lines",
+            "Lines of batches that are done, by how they ended.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.batch_lines_waiting = Gauge(
+            "laneway_batch_lines_waiting", "Lines of batches that wait to be tried.", registry=self.registry
         )
         self.lag = self._histogram(
             "laneway_loop_lag_seconds", "How late the event loop is at its own timers.", (), LAG_BUCKETS

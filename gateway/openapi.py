@@ -22,10 +22,12 @@ from gateway.api.health import Health, Load, Readiness
 from gateway.dispatch import LANE_HEADER
 from gateway.errors import LimitReport
 from gateway.idempotency import HEADER as IDEMPOTENCY_HEADER
+from gateway.openai.batches import BatchesQuery, BatchFields, BatchList, BatchObject
 from gateway.openai.chat import ChatFields
 from gateway.openai.completions import CompletionFields
 from gateway.openai.embeddings import EmbeddingList, EmbeddingsBody
 from gateway.openai.errors import Fault
+from gateway.openai.files import FileDeleted, FileForm, FileList, FileObject, FilesQuery
 from gateway.openai.formats import FormatFields
 from gateway.openai.models import ModelList, ModelObject
 from gateway.openai.response_shapes import InputTokens, Response, ResponseEvent
@@ -80,6 +82,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     summary: str
     body: str | None = None
     needs_body: bool = True
+    form: type[Struct] | None = None  # the fields beside the file of a multipart form
     query: type[Struct] | None = None
     answer: Any = None
     events: Any = None
@@ -87,6 +90,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     roles: frozenset[str] = frozenset()  # of the admin API: who may call it
     generates: bool = False
     needs_key: bool = True
+    refuses: tuple[int, ...] = ()  # statuses beside those that all routes of its kind have
     also: int | None = None  # a second status with the same body
     text: str | None = None  # a media type of an answer that is no JSON
 
@@ -155,6 +159,73 @@ OPERATIONS = (
         summary="How many tokens the input of a response has.",
         body="ResponseFields",
         answer=InputTokens,
+    ),
+    Operation(
+        path="/v1/files",
+        method="post",
+        name="createFile",
+        summary="Keep a file.",
+        form=FileForm,
+        answer=FileObject,
+    ),
+    Operation(
+        path="/v1/files",
+        method="get",
+        name="listFiles",
+        summary="The tenant's files.",
+        query=FilesQuery,
+        answer=FileList,
+        refuses=(400,),
+    ),
+    Operation(
+        path="/v1/files/{file_id}", method="get", name="readFile", summary="One file by its id.", answer=FileObject
+    ),
+    Operation(
+        path="/v1/files/{file_id}/content",
+        method="get",
+        name="readFileContent",
+        summary="The bytes of a file.",
+        text="application/octet-stream",
+    ),
+    Operation(
+        path="/v1/files/{file_id}",
+        method="delete",
+        name="deleteFile",
+        summary="Delete a file.",
+        answer=FileDeleted,
+        refuses=(409,),
+    ),
+    Operation(
+        path="/v1/batches",
+        method="post",
+        name="createBatch",
+        summary="Answer every line of a file within a day.",
+        body="BatchFields",
+        answer=BatchObject,
+    ),
+    Operation(
+        path="/v1/batches",
+        method="get",
+        name="listBatches",
+        summary="The tenant's batches, the newest first.",
+        query=BatchesQuery,
+        answer=BatchList,
+        refuses=(400,),
+    ),
+    Operation(
+        path="/v1/batches/{batch_id}",
+        method="get",
+        name="readBatch",
+        summary="One batch by its id, and how far it is.",
+        answer=BatchObject,
+    ),
+    Operation(
+        path="/v1/batches/{batch_id}/cancel",
+        method="post",
+        name="cancelBatch",
+        summary="Begin no further line of a batch.",
+        answer=BatchObject,
+        refuses=(409,),
     ),
     Operation(
         path="/v1/messages",
@@ -260,6 +331,8 @@ def _operation(operation: Operation, shapes: dict[Any, Json]) -> Json:
         made["parameters"] = parameters
     if operation.body:
         made["requestBody"] = {"required": operation.needs_body, "content": _json(_ref(operation.body))}
+    if operation.form is not None:
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _form(operation.form)}}}
     made["responses"] = {str(operation.status): _success(operation, shapes)}
     if operation.also:
         made["responses"][str(operation.also)] = _success(operation, shapes)
@@ -282,6 +355,12 @@ def _query_parameters(operation: Operation) -> Iterable[Json]:
         # Null is how a Struct says that the parameter is absent, which a query string says by itself.
         kinds = [kind for kind in value.get("anyOf", ()) if kind != {"type": "null"}]
         yield {"name": name, "in": "query", "required": name in schema["required"], "schema": (kinds or [value])[0]}
+
+
+def _form(fields_of: type[Struct]) -> Json:
+    file: Json = {"type": "string", "format": "binary"}
+    here: Json = {"type": "object", "properties": {"file": file}, "required": ["file"]}
+    return {"allOf": [here, _ref(fields_of.__name__)]}
 
 
 def _header_parameters(operation: Operation) -> Iterable[Json]:
@@ -317,11 +396,12 @@ def _failures(operation: Operation) -> list[int]:
         return []
     if not operation.generates:
         statuses -= {403, 409, 429, 504}
-    if operation.body is None:
+    reads_body = operation.body is not None or operation.form is not None
+    if not reads_body:
         statuses -= {400, 413, 415, 500}
-    if operation.body is None and "{" not in operation.path:
+    if not reads_body and "{" not in operation.path:
         statuses.discard(404)
-    return sorted(statuses | _admin_failures(operation))
+    return sorted({*statuses, *operation.refuses, *_admin_failures(operation)})
 
 
 def _statuses(family: Family) -> set[int]:
@@ -346,6 +426,8 @@ def _schemas() -> tuple[dict[Any, Json], dict[str, Json]]:
         "MessageRequest": (MessageFields, IgnoredMessageFields),
     }
     bodies: list[type[Struct]] = [*dict.fromkeys(part for parts in groups.values() for part in parts)]
+    bodies += [EmbeddingsBody, TokenizeBody, DetokenizeBody, BatchFields]
+    bodies += [operation.form for operation in OPERATIONS if operation.form is not None]
     bodies += [PromptFields, EmbeddingsBody, TokenizeBody, DetokenizeBody]
     bodies += [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
     answers = [made for operation in OPERATIONS for made in (operation.answer, operation.events) if made is not None]

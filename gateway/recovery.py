@@ -37,7 +37,8 @@ def recover(
     """Settle every open request of the runs in `dead`; None: of every run that is not living.
 
     The outcome is `crash`. What was last noted is charged, at the price and into the budget windows of the admit:
-    never nothing where something was known, never the whole reservation. Returns the settles that were written here.
+    never nothing where something was known, never the whole reservation. Nothing is charged for the line of a batch,
+    since nobody received any of it and the batch has it made again. Returns the settles that were written here.
     When somebody settles the same request at the same moment, the first settle stands; a second call changes nothing.
     Records in the spool of a dead server must have been shipped before; those in its intake are taken in here, where
     `dead` is None. `clock` gives Unix seconds.
@@ -131,13 +132,13 @@ class _Tariff(Struct, frozen=True):
 
     def settle(self, history: History, admit: Event, at_ms: int) -> Settled:
         """The end of a request that a crash cut short."""
-        noted = history.progress
+        opened = detail_of(admit)
+        noted = history.progress if opened.line is None else None
         usage = NOTHING if noted is None else _usage_of(noted)
         price = self.prices.get(admit.price_version)
         cost = 0
         if price is not None:
             cost = price.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        opened = detail_of(admit)
         charges = tuple(self._charges(opened.charges, usage, cost))
         attempts = len(history.failed_attempts) + (noted is not None)
         event = replace(

@@ -204,6 +204,19 @@ class Store:
         """The secret of 32 bytes that keys are digested with."""
         return self._pepper
 
+    def identity(self) -> str:
+        """What no other store has: by it what lies elsewhere is known to be this one's."""
+        name, made = "identity", os.urandom(16)
+        query = select(secrets.c.value).where(secrets.c.name == name)
+        with self.reading() as connection:
+            found = connection.execute(query).scalar()
+        if found is None:
+            with self.changing() as connection:
+                found = connection.execute(query).scalar()
+                if found is None:
+                    connection.execute(secrets.insert().values(name=name, value=made))
+        return bytes(found or made).hex()
+
     @contextlib.contextmanager
     def hold(self, run_id: str, control: Path) -> Iterator[None]:
         """Be the server on this store for the block: it takes one at a time, and is free once its process ended.

@@ -8,6 +8,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -196,6 +197,55 @@ answers = Table(
     Column("at", BigInteger, nullable=False, index=True),
     Column("content_type", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
+)
+
+# What clients keep here, and have worked off. Ids grow with time.
+
+files = Table(
+    "files",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False, index=True),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, index=True),
+)
+
+batches = Table(
+    "batches",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    *(Column(name, Text, nullable=False) for name in ("project", "key_id", "endpoint")),
+    Column("tenant", Text, nullable=False, index=True),
+    Column("input_file_id", Text, nullable=False, index=True),
+    Column("status", Text, nullable=False, index=True),
+    Column("metadata", Text),  # JSON object of texts
+    Column("output_expires_after_s", BigInteger),
+    Column("total", Integer, nullable=False),  # lines; 0 until they were validated
+    Column("completed", Integer, nullable=False),  # of the end; while it runs `batch_lines` knows
+    Column("failed", Integer, nullable=False),
+    Column("usage", Text),  # JSON, at the end
+    Column("errors", Text),  # JSON array, of a failed one
+    Column("output_file_id", Text),
+    Column("error_file_id", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    *(Column(f"{status}_at", BigInteger) for status in ("in_progress", "finalizing", "completed", "failed")),
+    *(Column(f"{status}_at", BigInteger) for status in ("expired", "cancelling", "cancelled")),
+)
+
+# The lines of batches that are done, until the batch is. Of a line that was billed, written with its settle.
+batch_lines = Table(
+    "batch_lines",
+    METADATA,
+    Column("batch_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("request_id", Text, nullable=False),
+    Column("status", Integer, nullable=False),  # of HTTP
+    Column("body", LargeBinary, nullable=False),
+    Index("ix_batch_lines_progress", "batch_id", "status"),
 )
 
 # Who writes here now.

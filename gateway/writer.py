@@ -341,7 +341,7 @@ class Writer:
     def _reject(self, record: Record, error: Exception) -> None:
         """The log is the only place left for it, but not for what a model said to somebody."""
         self._num_rejected += 1
-        shown = msgspec.structs.replace(record, answer=None) if isinstance(record, Settled) else record
+        shown = msgspec.structs.replace(record, answer=None, line=None) if isinstance(record, Settled) else record
         logger.error("a record cannot be written and is only here: %s (%s)", ascii(shown), error)
 
     def _answer(self, read: Callable[[DBAPIConnection], ResultT], future: Future[ResultT]) -> None:

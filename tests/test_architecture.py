@@ -27,6 +27,7 @@ OWNERS = {
     "huggingface_hub": ("backends.hf",),
     "brotli": ("gateway.api.codings",),
     "zstandard": ("gateway.api.codings", "gateway.conformance"),
+    "multipart": ("gateway.api.multipart",),
     **dict.fromkeys(
         ("httpx", "httpx2", "requests", "aiohttp", "urllib.request", "http.client"),
         ("backends.upstream", "gateway.conformance", "gateway.cli", "gateway.webhooks"),

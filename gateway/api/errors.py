@@ -48,6 +48,7 @@ TABLE: dict[type[Exception], Row] = {
     front.PermissionDenied: Row(403, "permission_error"),
     front.NotFound: Row(404, INVALID, "not_found"),
     front.ResponseNotFound: Row(404, INVALID),
+    front.NoSuchObject: Row(404, INVALID),
     front.Conflict: Row(409, INVALID, "conflict"),
     front.LimitReached: Row(429, "requests", "rate_limit_exceeded"),
     front.BudgetSpent: Row(429, QUOTA, QUOTA),
@@ -79,25 +80,32 @@ def reply_to(error: Exception, exchange: Exchange, too_long_param: str | None = 
     """The reply to `error`, noted in the log. `too_long_param` is the field that a prompt comes in on this route."""
     if isinstance(error, HTTPException):
         return _http_reply(error, exchange)
-    row = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
-    code = getattr(error, "code", None) or row.code
-    param = getattr(error, "param", None)
-    if isinstance(error, backend.PromptTooLong) and param is None:
-        param = too_long_param
+    row, fault = _row_of(error), fault_of(error, too_long_param)
     _report(error, row.status, exchange)
     headers = _when_to_come_back(error, row)
     if row.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    report = error.report if isinstance(error, front.LimitReached) else None
-    fault = Fault(
+    return _reply(fault, exchange, *headers)
+
+
+def fault_of(error: Exception, too_long_param: str | None) -> Fault:
+    """What `error` is in OpenAI's words, as `reply_to` tells it."""
+    row = _row_of(error)
+    param = getattr(error, "param", None)
+    if isinstance(error, backend.PromptTooLong) and param is None:
+        param = too_long_param
+    return Fault(
         status=row.status,
         type=_type_of(error, row),
         message=row.message or str(error),
         param=param,
-        code=code,
-        limit=report,
+        code=getattr(error, "code", None) or row.code,
+        limit=error.report if isinstance(error, front.LimitReached) else None,
     )
-    return _reply(fault, exchange, *headers)
+
+
+def _row_of(error: Exception) -> Row:
+    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
 
 
 def _type_of(error: Exception, row: Row) -> str:

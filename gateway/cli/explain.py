@@ -81,6 +81,7 @@ def _time_line(found: Explanation) -> list[Step]:
 def _facts(found: Explanation) -> Iterator[tuple[str, object]]:
     yield "Request", found.request_id
     yield "Shown as", found.shown_id
+    yield "Line of", found.line
     yield "State", found.state if found.outcome is None else f"{found.state}: {found.outcome}"
     yield "Error", found.error
     yield "Tenant", f"{found.tenant} / {found.project}"

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from backends.errors import ConfigError
 from gateway.cli.audit import audit
+from gateway.cli.batches import batches
 from gateway.cli.bench.command import bench
 from gateway.cli.config import config_commands
 from gateway.cli.conformance import conformance
@@ -57,7 +58,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(init)
-for group in (keys, tenants, projects, limits, prices, ledger, config_commands):
+for group in (keys, tenants, projects, limits, prices, ledger, batches, config_commands):
     app.add_typer(group)
 for command in (usage, explain, top, audit, bench, conformance, openapi):
     app.command()(command)

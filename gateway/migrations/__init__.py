@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from backends.errors import ConfigError
 
-HEAD = "0001"  # the newest revision in `versions/`
+HEAD = "0002"  # the newest revision in `versions/`
 VERSION_TABLE = "alembic_version"
 
 

@@ -127,7 +127,7 @@ class Crash:
         assert self._served is not None
         time.sleep(SEEN_WITHIN_S)
         ends_at = time.monotonic() + READY_WITHIN_S
-        while not _is_ready(self._served.address):
+        while not is_ready(self._served.address):
             assert time.monotonic() < ends_at, self._served.log[-2000:]
             time.sleep(0.05)
 
@@ -202,7 +202,8 @@ class Crash:
         return {row.request_id: Seen(row.request_id, row.prompt_tokens, row.completion_tokens) for row in rows}
 
 
-def _is_ready(address: str) -> bool:
+def is_ready(address: str) -> bool:
+    """Whether a server there answers and its backends too."""
     import httpx
 
     try:

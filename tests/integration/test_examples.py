@@ -56,6 +56,12 @@ def test_the_nearest_text_comes_first(serve: Serve) -> None:
     assert printed.endswith("[6 tokens, 256 dimensions]\n")
 
 
+def test_the_batch_prints_an_answer_for_each_question(serve: Serve) -> None:
+    printed = run_example("batch.py", "one two", "three", address=serve().address)
+
+    assert printed.startswith("one two\n  one two\nthree\n  three\n[completed, ")
+
+
 def test_curl_shows_every_event_to_the_end(serve: Serve) -> None:
     printed = run_example("curl.sh", address=serve().address, model="scripted")
 

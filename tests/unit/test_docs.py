@@ -22,10 +22,12 @@ from backends.scripted import ScriptedOptions
 from gateway.anthropic.messages import IgnoredMessageFields, MessageFields
 from gateway.api.generating import SILENCE_HEADER, TIMEOUT_HEADER, WHOLE_SILENCE_HEADER
 from gateway.app import EXPOSED
+from gateway.batches import BatchOptions
 from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
 from gateway.dispatch import LANE_HEADER
 from gateway.events import Outcome, Source
+from gateway.files import FileOptions
 from gateway.idempotency import HEADER
 from gateway.lanes import LaneOptions
 from gateway.limits import LimitOptions
@@ -56,6 +58,8 @@ SECTIONS: dict[str, type[Struct]] = {
     "`[auth]`": AuthOptions,
     "`[[auth.key]]`": StaticKey,
     "`[store]`": StoreOptions,
+    "`[files]`": FileOptions,
+    "`[batches]`": BatchOptions,
     "`[limits]`": LimitOptions,
     "`[wire]`": WireOptions,
     "`[lanes.NAME]`": LaneOptions,

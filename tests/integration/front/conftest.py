@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.batches import BatchOptions
 from gateway.config import ServerOptions, Settings
+from gateway.files import FileOptions
 from gateway.lanes import DEFAULT_LANES, LaneOptions
 from gateway.limits import LimitOptions
 from gateway.openai.wire import WireOptions
@@ -32,6 +34,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             limits: LimitOptions | None = None,
             store: StoreOptions | None = None,
             wire: WireOptions | None = None,
+            files: FileOptions | None = None,
+            batches: BatchOptions | None = None,
             **options: object,
         ) -> Front:
             tables = backends or {"test": {"type": "scripted", "models": ["scripted"], **options}}
@@ -42,6 +46,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                 store=store or StoreOptions(url=f"sqlite:///{folder / 'laneway.db'}"),
                 limits=limits or LimitOptions(),
                 wire=wire or WireOptions(),
+                files=files or FileOptions(),
+                batches=batches or BatchOptions(),
                 lanes={**DEFAULT_LANES, **(lanes or {})},
                 backends=dict(tables),
             )

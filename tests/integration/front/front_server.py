@@ -38,11 +38,18 @@ Serve = Callable[..., "Front"]
 class Front:
     """A running server and what a test asks of it."""
 
-    def __init__(self, registry: Registry, port: int, server: uvicorn.Server) -> None:
+    def __init__(self, registry: Registry, port: int, server: uvicorn.Server, thread: threading.Thread) -> None:
         self.server = server
+        self.thread = thread
         self.registry = registry
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        """As SIGTERM does. Returns when it has ended."""
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **options)
@@ -114,7 +121,7 @@ def running(settings: Settings, run_dir: Path, *, shutdown_timeout: int = 5) -> 
     thread.start()
     try:
         eventually(lambda: server.started or not thread.is_alive(), "start")
-        yield Front(registry, listener.getsockname()[1], server)
+        yield Front(registry, listener.getsockname()[1], server, thread)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -40,6 +40,8 @@ GENERATE_NOTHING: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a b"},
     "/detokenize": {"tokens": [1]},
     "/v1/responses/input_tokens": {"input": "a b"},
+    "/v1/files": {},
+    **{f"/v1/batches{what}": {} for what in ("", "/{batch_id:str}/cancel")},  # its lines are told in another test
     "/v1/messages/count_tokens": chat(),
     **{f"/v1/responses/{{response_id:str}}{what}": {} for what in ("", "/cancel", "/input_items")},
 }

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.base import Backend
 from backends.errors import BackendFailed, DeadlineExceeded, ModelNotFound
@@ -18,7 +19,7 @@ from gateway.billing import Billing, Order
 from gateway.counting import Counter
 from gateway.dispatch import Ask, Dispatcher
 from gateway.errors import LEFT, InvalidBody, LaneFull, LimitReached, PermissionDenied, StoreUnavailable, WaitedTooLong
-from gateway.events import Kind
+from gateway.events import Kind, Line, Settled
 from gateway.lanes import DEFAULT_LANES, LaneOptions, Lanes
 from gateway.ledger import Ledger
 from gateway.limits import LimitOptions, Limits
@@ -587,6 +588,30 @@ def test_a_failure_that_nobody_received_anything_of_costs_nothing(run_virtually:
 
         (settled,) = bench.writer.events(Kind.SETTLE)
         assert (settled.outcome, settled.source, settled.cost_nano) == ("backend_error", "none", 0)
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("num_pulled", [1, 2])
+def test_the_line_of_a_batch_that_is_not_answered_costs_nothing_however_far_it_came(
+    run_virtually: Run, num_pulled: int
+) -> None:
+    async def main() -> None:
+        bench = Bench(Work(1))
+        bench.terms.model_price = Price(
+            version=1, model="m", prompt_nano=10**9, completion_nano=10**9, cached_nano=10**9
+        )
+        line = Line(batch_id="batch_1", number=1, request_id="standard-1", status=200, body=b"{}")
+        order = replace(bench.order(bench.request()), line=lambda: line, line_name="batch_1/1")
+
+        async with aclosing(bench.dispatcher.job(order).chunks()) as chunks:
+            for _ in range(num_pulled):
+                await anext(chunks)
+
+        (settled,) = bench.writer.events(Kind.SETTLE)
+        assert (settled.outcome, settled.prompt_tokens, settled.cost_nano) == ("client_abort", 0, 0)
+        assert all(record.line is None for record in bench.writer.records if isinstance(record, Settled))
+        assert bench.is_empty()
 
     run_virtually(main())
 

@@ -45,7 +45,7 @@ def priced_store(sqlite_store: Store) -> Store:
 @pytest.fixture
 def whole(priced_store: Store) -> Store:
     """A store with one request that had everything: a failed attempt, progress, budgets, cached tokens."""
-    admit = admitted(detail=Detail(shown_id="mine", stream=True, charges=RESERVED))
+    admit = admitted(detail=Detail(shown_id="mine", stream=True, charges=RESERVED, line="batch_1/7"))
     detail = detail_text(Detail(shown_id="mine", charges=CHARGED, attempts=2))
     write(
         priced_store,
@@ -63,7 +63,7 @@ def test_all_facts_of_a_request_are_told(whole: Store) -> None:
     assert (found.state, found.outcome, found.error, found.source) == ("settled", "ok", None, "reported")
     assert (found.tenant, found.project, found.key_id, found.key_name) == ("acme", "default", "key_1", None)
     assert (found.model, found.route, found.lane, found.stream) == ("m", "chat", "standard", True)
-    assert (found.shown_id, found.run_id) == ("mine", "run-that-died")
+    assert (found.shown_id, found.line, found.run_id) == ("mine", "batch_1/7", "run-that-died")
     assert (found.admitted_at, found.settled_at) == (NOON, NOON + 2.5)
     assert (found.reserved_prompt_tokens, found.reserved_completion_tokens) == (100, 500)
     assert found.reserved_cost_nano == PRICE.cost(100, 500)

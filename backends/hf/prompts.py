@@ -156,4 +156,6 @@ def check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
     """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(f"Token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=field)
+        raise InvalidRequest(
+            f"Token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=field, code="invalid_value"
+        )

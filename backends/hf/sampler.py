@@ -14,8 +14,9 @@ from backends.hf.sequence import Sequence, TokenParams
 NUCLEUS_CANDIDATES = 256
 
 
+@torch.inference_mode()  # in float32 `logits` is what the forward made, which may not be written to outside of it
 def sample(logits: Tensor, sequences: list[Sequence]) -> list[int]:
-    """One token id for each row. logits: [R, vocabulary], any float type; row i belongs to `sequences[i]`."""
+    """One token id for each row. logits: [R, vocabulary], any float type, used up; row i belongs to `sequences[i]`."""
     logits = logits.float()
     for i, sequence in enumerate(sequences):
         if sequence.num_output_tokens < sequence.params.min_tokens and sequence.params.stop_token_ids:

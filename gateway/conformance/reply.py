@@ -24,6 +24,10 @@ class Mismatch(Exception):
         self.got = None if got is None else short(got)
 
 
+class Lacking(Exception):
+    """The server says that it lacks what a case is about. The message has its own words."""
+
+
 def expect(holds: bool, right: str, got: object = None) -> None:
     """Raise `Mismatch` unless it holds."""
     if not holds:

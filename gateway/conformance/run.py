@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway.conformance.case import Case
 from gateway.conformance.probe import Probe
-from gateway.conformance.reply import Mismatch, short
+from gateway.conformance.reply import Lacking, Mismatch, short
 from gateway.conformance.target import Target
 
 Outcome: TypeAlias = Literal["passed", "failed", "not run"]
@@ -62,6 +62,8 @@ async def run_with(probe: Probe, case: Case) -> Result:
     started_at = time.monotonic()
     try:
         await case.check(probe)
+    except Lacking as error:
+        return _result(case, "not run", time.monotonic() - started_at, reason=str(error))
     except Mismatch as error:
         expected, got = error.right, error.got
     except httpx.HTTPError as error:

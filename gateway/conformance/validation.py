@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gateway.conformance.case import Case, Need
 from gateway.conformance.probe import MOST_TOKENS, Probe
-from gateway.conformance.reply import Reply, expect, same
+from gateway.conformance.reply import Lacking, Mismatch, Reply, expect, same
 from gateway.conformance.vectors import (
     CHAT,
     COMPLETIONS,
@@ -24,6 +24,7 @@ from gateway.conformance.vectors import (
 GROUP = "validation"
 JSON = {"content-type": "application/json"}
 LONGEST_MESSAGE = 600
+UNSUPPORTED = "unsupported_parameter"
 ROUTES = {
     CHAT: (),
     COMPLETIONS: (Need.COMPLETIONS,),
@@ -63,11 +64,25 @@ async def _check(vector: Vector, probe: Probe) -> None:
     for stream in (False, True) if vector.may_stream else (False,):
         body = vector.payload(model, stream=stream, strict=target.strict, cap=cap)
         reply = await probe.send(vector.route, body, method=vector.method, headers=JSON)
+        _check_lacking(reply, vector)
         _check_reply(reply, vector, vector.expected_status(strict=target.strict), stream)
         route = vector.route if vector.route in ROUTES else CHAT
         after = await probe.send(route, capped_body(route, model, cap))
         expect(after.status == 200, "a good request right after it is answered with 200")
         same(after.connection, reply.connection, "the connection of the next request")
+
+
+def _check_lacking(reply: Reply, vector: Vector) -> None:
+    """A server may lack what a row is about, and say so before it looks closer."""
+    if reply.status != 400 or vector.code == UNSUPPORTED:
+        return
+    try:
+        error = reply.json["error"]
+        is_lacking, message = error["code"] == UNSUPPORTED, str(error["message"])
+    except (Mismatch, LookupError, TypeError):
+        return
+    if is_lacking:
+        raise Lacking(f"the server refuses this: {message[:120]}")
 
 
 def _check_reply(reply: Reply, vector: Vector, status: int, stream: bool) -> None:

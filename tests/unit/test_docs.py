@@ -25,6 +25,7 @@ from gateway.app import EXPOSED
 from gateway.batches import BatchOptions
 from gateway.cli.main import app
 from gateway.config import ServerOptions, load_settings
+from gateway.conformance.cases import all_cases
 from gateway.dispatch import LANE_HEADER
 from gateway.events import Outcome, Source
 from gateway.files import FileOptions
@@ -245,6 +246,18 @@ def commands_in(document: str) -> Iterator[str]:
         found = re.search(r"(?:^|\(|/)(laneway [a-z][^|>)&]*)", line.strip())
         if found:
             yield found[1]
+
+
+def test_the_cases_of_conformance_are_counted_as_they_are() -> None:
+    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([VB])(\d+) to [VB](\d+) \|", text, re.MULTILINE)
+    numbers: dict[str, list[int]] = {}
+    for case in all_cases(64):
+        numbers.setdefault(case.group, []).append(int(case.id[1:].partition(".")[0]))
+
+    assert [(name, int(first), int(last)) for name, _, first, last in rows] == [
+        (name, min(found), max(found)) for name, found in numbers.items()
+    ]
 
 
 def test_every_field_of_a_script_is_documented_and_every_way_to_fail() -> None:

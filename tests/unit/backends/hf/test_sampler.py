@@ -113,3 +113,11 @@ def test_end_tokens_are_not_chosen_before_min_tokens() -> None:
     assert sample(LOGITS.unsqueeze(0).clone(), [held]) != [best]
     held.token_ids.append(5)
     assert sample(LOGITS.unsqueeze(0).clone(), [held]) == [best]
+
+
+def test_end_tokens_are_held_back_also_in_what_a_float32_forward_made() -> None:
+    with torch.inference_mode():
+        logits = LOGITS.unsqueeze(0) + 0
+    best = int(LOGITS.argmax())
+
+    assert sample(logits, [sequence(temperature=0.0, min_tokens=1, stop_token_ids=frozenset([best]))]) != [best]

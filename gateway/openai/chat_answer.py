@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.types import Chunk, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from gateway.openai.answer import Events, Reply, usage_object
@@ -121,7 +122,11 @@ class ChatStream:
             return chunk.wire
         if piece is None:
             return b""
-        events = [] if self._has_begun else self._begin(chunk.index, piece)
+        events: list[bytes] = []
+        if not self._has_begun:  # its events show no token yet
+            self._events.usage = replace(chunk.usage, completion_tokens=0, reasoning_tokens=0)
+            events = self._begin(chunk.index, piece)
+            self._events.usage = chunk.usage
         events += self._show(chunk.index, piece)
         return b"".join(events)
 

@@ -109,7 +109,7 @@ def test_usage_is_absent_everywhere_unless_it_was_asked_for() -> None:
         assert '"usage"' not in streamed([text("a"), end()], **options)
 
 
-def test_continuous_usage_is_on_every_event() -> None:
+def test_continuous_usage_is_on_every_event_and_counts_no_token_before_the_first_is_shown() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = [text("a", usage=Usage(completion_tokens=1)), text("b", usage=Usage(completion_tokens=2)), end()]
 
@@ -117,7 +117,7 @@ def test_continuous_usage_is_on_every_event() -> None:
         event["usage"]["completion_tokens"] for event in events(streamed(chunks, stream=True, stream_options=options))
     ]
 
-    assert counts == [1, 1, 2, 0, 0]
+    assert counts == [0, 1, 2, 0, 0]
 
 
 def test_chunks_with_nothing_to_see_make_no_event() -> None:

@@ -10,6 +10,7 @@ OPENAPI := openapi/gateway.yaml
 NODE_TESTS := tests/node
 NODE_PACKAGES := $(NODE_TESTS)/node_modules/.package-lock.json
 TEST_TIMEOUT := 180
+TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install clients serve test node-clients node check lint types image-lint openapi openapi-check bench chaos soak fuzz clean
@@ -37,7 +38,7 @@ $(CLIENTS)/.installed: $(INSTALLED) tests/clients/requirements.txt
 	@touch $@
 
 test: install clients ## run the tests, or `make test ARGS="tests/unit -k lanes"`
-	$(BIN)/pytest --timeout $(TEST_TIMEOUT) $(ARGS)
+	$(BIN)/pytest --timeout $(TEST_TIMEOUT) --numprocesses $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 # Apart from `test`, which needs Python only: pytest leaves the folder out unless it is asked for.
 node-clients: install $(NODE_PACKAGES) ## run the clients in JavaScript against a server; needs Node 20 or newer

@@ -171,7 +171,9 @@ class Untouchable(Directory):
 
 
 @pytest.mark.parametrize(
-    "secret", [b"", b"lw-", b"sk-something-else", mint().encode() + b"x", mint()[:-1].encode() + b"!"]
+    "secret",
+    [b"", b"lw-", b"sk-something-else", mint().encode() + b"x", mint()[:-1].encode() + b"!"],
+    ids=["nothing", "the prefix alone", "another kind", "one character more", "a wrong checksum"],
 )
 def test_garbage_is_refused_without_asking_the_store(sqlite_store: Store, secret: bytes) -> None:
     assert KeyRing(AuthOptions(), directory=Untouchable(sqlite_store)).find(secret) is None

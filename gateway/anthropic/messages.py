@@ -132,7 +132,7 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
 
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
-        return GenerateRequest(
+        request = GenerateRequest(
             request_id=caller.request_id,
             route="messages",
             model=self.fields.model,
@@ -144,14 +144,10 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
             tool_choice=self.tools.tools.choice,
             response_format=_format(self.fields.output_config.format or self.fields.output_format),
             stream=self.stream,
-            tenant=caller.tenant,
-            lane=caller.lane,
-            weight=caller.weight,
-            first_token_at=caller.first_token_at,
-            deadline_at=caller.deadline_at,
             body=self.body,
             extra=self.extra,
         )
+        return caller.stamp(request)
 
     def encoder(self, request_id: str, created: int) -> MessageStream:
         """What turns the answer's chunks into events."""

@@ -74,7 +74,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
 
     def to_generate(self, caller: Caller) -> GenerateRequest:
         """The request as backends read it."""
-        return GenerateRequest(
+        request = GenerateRequest(
             request_id=caller.request_id,
             route="completions",
             model=self.model,
@@ -85,14 +85,10 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
             response_format=self.response_format,
             structured_outputs=self.structured_outputs,
             stream=self.stream,
-            tenant=caller.tenant,
-            lane=caller.lane,
-            weight=caller.weight,
-            first_token_at=caller.first_token_at,
-            deadline_at=caller.deadline_at,
             body=self.body,
             extra=self.extra,
         )
+        return caller.stamp(request)
 
     def encoder(self, request_id: str, created: int) -> CompletionStream:
         """What turns the answer's chunks into events."""

@@ -77,20 +77,17 @@ class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
 
     def to_generate(self, caller: Caller) -> EmbedRequest:
         """The request as backends read it."""
-        return EmbedRequest(
+        request = EmbedRequest(
             request_id=caller.request_id,
             model=self.fields.model,
             prompts=self.prompts,
             dimensions=self.fields.dimensions,
             truncate_to=self.fields.truncate_prompt_tokens,
             add_special_tokens=self.fields.add_special_tokens,
-            tenant=caller.tenant,
-            lane=caller.lane,
-            weight=caller.weight,
-            deadline_at=caller.deadline_at,
             body=self.body,
             extra=self.extra,
         )
+        return caller.stamp(request)
 
     def encoder(self, request_id: str, created: int) -> None:
         """There are no events."""
